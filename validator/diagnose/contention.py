@@ -10,13 +10,8 @@ import numpy as np
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, rule
 from validator.model.other_program import OtherProgram
 from validator.model.result import Floats
+from validator.stats.crowding import FULL_PCT, least_others_pct
 from validator.text import format_percent, listed
-
-_OTHERS_PCT, _FULL_PCT = 10.0, 85.0
-"""Share of all cores that other programs use, and share that is busy, from which they take time from the run."""
-
-_OTHER_CORES = 0.25
-"""Cores below which what other programs use is a system's housekeeping, also on a machine that has few."""
 
 _CROWDED, _MIN_SAMPLES = 0.1, 10
 """Share of the samples in which it must be so, and the number of samples that are enough to say."""
@@ -39,8 +34,7 @@ class _Load(NamedTuple):
 
     def crowded(self, cores: float | None) -> Floats:
         """What others used in the samples in which the run had to wait for them; empty where those are few."""
-        least = _OTHERS_PCT if cores is None else max(_OTHERS_PCT, 100 * _OTHER_CORES / cores)
-        waits = (self.others >= least) & (self.busy >= _FULL_PCT)
+        waits = (self.others >= least_others_pct(cores)) & (self.busy >= FULL_PCT)
         enough = waits.size >= _MIN_SAMPLES and float(waits.mean()) >= _CROWDED
         return self.others[waits] if enough else self.others[:0]
 

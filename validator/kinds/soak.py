@@ -10,6 +10,7 @@ from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, Trai
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
+from validator.stats.crowding import FULL_PCT, OTHERS_PCT
 from validator.text import format_number
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ _LONGER = 3
 _ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 """Which of two looks at a run decides."""
 
-_OTHERS_PCT, _FULL_PCT, _MOST = 10.0, 85.0, 0.5
-"""Share of all cores that other programs use, share that is busy, and share of a level's samples in which both are so,
-from which the level is not this machine's."""
+_MOST = 0.5
+"""Share of the samples of a slow end that other programs crowd, from which it is not this machine's."""
 
 
 class Soak(TrainingKind[SoakPhase]):
@@ -117,19 +117,23 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
 
 
 def _others_in(run: JudgedRun, first_step: int) -> float | None:
-    """Per cent of all cores that other programs used from a step on, if they crowd most samples there; else None."""
+    """Per cent of all cores that other programs used from a step on; None where they explain no fall of the rate.
+
+    They do where they crowd most samples there, and took clearly less before.
+    """
     series = {} if run.result is None else run.result.series
     busy, others = (series.get(f"telemetry.{name}") for name in ("host_cpu_pct", "host_other_cpu_pct"))
     if busy is None or others is None:
         return None
     used = dict(zip(busy.steps.tolist(), busy.values.tolist(), strict=True))
-    both = [
-        (used[step], taken)
-        for step, taken in zip(others.steps.tolist(), others.values.tolist(), strict=True)
-        if first_step <= step and step in used
-    ]
-    crowded = sum(full >= _FULL_PCT and taken >= _OTHERS_PCT for full, taken in both)
-    return sum(taken for _, taken in both) / len(both) if both and crowded >= _MOST * len(both) else None
+    known = [pair for pair in zip(others.steps.tolist(), others.values.tolist(), strict=True) if pair[0] in used]
+    before = [taken for step, taken in known if step < first_step]
+    after = [taken for step, taken in known if step >= first_step]
+    crowded = sum(taken >= OTHERS_PCT and used[step] >= FULL_PCT for step, taken in known if step >= first_step)
+    if not after or crowded < _MOST * len(after):
+        return None
+    mean = sum(after) / len(after)
+    return None if before and mean < sum(before) / len(before) + OTHERS_PCT else mean
 
 
 def _over_few_rows(measurement: RunMeasurement, why: str, limit: float) -> Found:
