@@ -302,6 +302,10 @@ def _finite(run: JudgedRun, *, lacks: str | None) -> Found:
         where = Seen(path=loss.source.path, where=f"step {step}", text=f"loss = {value}")
         return Found("FAIL", message, str(value), "finite", (where,))
     rows = Seen(path=loss.source.path, text=f"{len(loss.values)} rows")
+    found = None if run.measurement is None else run.measurement.windows.get("loss")
+    if found is not None and found.invalid is not None:
+        message = f"Loss is finite where it is read, but {found.invalid}: what is no number may be printed there."
+        return Found("INCONCLUSIVE", message, "finite", "finite", (rows,))
     return Found("PASS", "Loss is finite in every row.", "finite", "finite", (rows,))
 
 

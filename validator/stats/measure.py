@@ -176,7 +176,7 @@ class RunMeasurement:
 
     @property
     def falls(self) -> tuple[Fall, ...]:
-        """By how much the run ends slower than it lastingly was before, as far as its levels and rows tell."""
+        """By how much the run ends slower than it lastingly was before, as far as its levels and rows show."""
         rows = self.windows.get("step_time_s") or self.windows.get("toks_per_s")
         if rows is None or self.window_found is None:
             return ()

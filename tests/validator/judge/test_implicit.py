@@ -169,6 +169,16 @@ def test_a_loss_that_is_read_is_judged_whatever_was_declared() -> None:
     assert report.status == "FAIL"
 
 
+def test_a_loss_that_can_be_read_no_more_half_way_is_not_finite_to_the_end() -> None:
+    """`loss tensor(nan)` and `loss ***` are no numbers, so the rows that hold them have none."""
+    loss = series("loss", np.linspace(5, 3, 150), steps=list(range(1, 151)))
+    report = _blind(_RATE, baseline=[run_record("baseline", found=result(series={"loss": loss}))])["baseline"]
+    found = verdict(report, "finite")
+    assert (found.status, found.required) == ("INCONCLUSIVE", True)
+    assert "the last at step 150, where others continue to 300" in found.message
+    assert report.status == "INCONCLUSIVE"
+
+
 def test_a_loss_that_an_earlier_run_has_may_not_vanish() -> None:
     runs = {
         "baseline": [run_record("baseline")],
