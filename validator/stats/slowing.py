@@ -53,19 +53,19 @@ def lasting_falls(steps: Steps, times: Floats, levels: Sequence[Level]) -> tuple
     edges = [int(np.searchsorted(steps, one.first_step)) for one in levels[1:]]
     edges = [0, *(edge for edge in dict.fromkeys(edges) if 0 < edge < len(times)), len(times)]
     looks = ((_without_pauses(times, edges), edges), (times, _likely(times)))
-    found = (max(_falls(steps, *look), key=lambda fall: fall.least, default=None) for look in looks)
+    found = (max(_falls_from(steps, *look), key=lambda fall: fall.least, default=None) for look in looks)
     return tuple(fall for fall in found if fall is not None)
 
 
 def _likely(times: Floats) -> list[int]:
     """The edges of the likeliest change, and of those on both sides of it: what rises there may come back."""
-    middle = _split(times)
+    middle = _likeliest(times)
     sides = ((0, middle), (middle, len(times)))
-    likely = [a + _split(times[a:b]) for a, b in sides if b - a >= 2 * MIN_ROWS]
+    likely = [a + _likeliest(times[a:b]) for a, b in sides if b - a >= 2 * MIN_ROWS]
     return sorted({0, middle, *likely, len(times)})
 
 
-def _split(times: Floats) -> int:
+def _likeliest(times: Floats) -> int:
     sums: Floats = np.cumsum(times - times.mean())
     return best_split(sums[:-1], len(times), MIN_ROWS)
 
@@ -79,16 +79,16 @@ def _without_pauses(times: Floats, edges: Sequence[int]) -> Floats:
     return kept
 
 
-def _falls(steps: Steps, times: Floats, edges: Sequence[int]) -> Iterator[Fall]:
+def _falls_from(steps: Steps, times: Floats, edges: Sequence[int]) -> Iterator[Fall]:
     """The fall from each beginning that there may be: the window's, and behind what was a slow start."""
     for first in range(len(edges) - 2):
         least = max(MIN_ROWS, LASTING * len(times))
         pooled = _lasting(_pooled(times, edges[first:]), least)
         if len(pooled) < 3:
             continue
-        begin, behind, last = pooled[0], pooled[1], _end(times, edges, pooled[-2], least)
+        begin, behind, last = pooled[0], pooled[1], _fastest_end(times, edges, pooled[-2], least)
         fast, slow = float(times[begin:behind].mean()), float(times[last:].mean())
-        noise = _noise(times, [*edges[:first], *pooled])
+        noise = _row_half_width(times, [*edges[:first], *pooled])
         if begin and not _is_slow_start(times, edges[: first + 1], behind, noise):
             continue
         half = noise * math.sqrt(1 / (behind - begin) + 1 / (len(times) - last))
@@ -121,7 +121,7 @@ def _lasting(edges: list[int], least: float) -> list[int]:
     return edges
 
 
-def _end(times: Floats, edges: Sequence[int], first: int, least: float) -> int:
+def _fastest_end(times: Floats, edges: Sequence[int], first: int, least: float) -> int:
     """Where the fastest end of the last stretch begins that lasts: what came back for so long is no lasting fall."""
     lasting = (edge for edge in edges[:-1] if edge >= first and len(times) - edge >= least)
     return min(lasting, key=lambda edge: float(times[edge:].mean()), default=first)
@@ -137,7 +137,7 @@ def _is_slow_start(times: Floats, edges: Sequence[int], behind: int, noise: floa
     return math.log(float(times[:begin].mean()) / fast) > half
 
 
-def _noise(times: Floats, edges: Sequence[int]) -> float:
+def _row_half_width(times: Floats, edges: Sequence[int]) -> float:
     """Half width of the interval of one row about the means between these edges, as a share, for the mean of many.
 
     What wanders between the edges is in it, by the long-run variance.
