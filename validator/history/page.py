@@ -48,7 +48,8 @@ def _heights(values: Sequence[float]) -> list[float]:
 
 INDEX = "index.html"
 
-_WIDTH, _HEIGHT = 220.0, 34.0
+SPARK = (220.0, 34.0)
+"""Width and height of a metric over time, in pixels."""
 
 _LISTED = 50
 """Runs of a group that the page lists; the others are in the sparklines and in their folders."""
@@ -70,8 +71,7 @@ def render_index(groups: Sequence[Group]) -> str:
         .render(
             sections=[_section(number, group) for number, group in enumerate(groups, start=1)],
             runs=sum(len(group.entries) for group in groups),
-            width=_WIDTH,
-            height=_HEIGHT,
+            spark=SPARK,
             version=validator.__version__,
             style=sheet,
             script=script,
@@ -83,7 +83,7 @@ def render_index(groups: Sequence[Group]) -> str:
 
 def _section(number: int, group: Group) -> dict[str, Any]:
     """One runbook on one class of machine, as the template names its parts."""
-    runs = [_run_row(entry) for entry in reversed(group.entries[-_LISTED:])]
+    runs = [run_row(entry) for entry in reversed(group.entries[-_LISTED:])]
     return {
         "anchor": f"group-{number}",
         "runbook": one_line(group.runbook),
@@ -93,13 +93,14 @@ def _section(number: int, group: Group) -> dict[str, Any]:
         "status": runs[0]["status"],
         "latest": runs[0],
         "regressions": [f"{trend.name}: {change_sentence(trend, change)}" for trend, change in group.regressions],
-        "lines": list(map(_trend_line, group.trends)),
+        "lines": trend_lines(group),
         "runs": runs,
         "older": len(group.entries) - len(runs),
     }
 
 
-def _run_row(entry: HistoryEntry) -> dict[str, Any]:
+def run_row(entry: HistoryEntry) -> dict[str, Any]:
+    """A line of a table of runs, as templates name its parts."""
     return {
         "started": format_time(entry.started, seconds=False),
         "status": decision_status(entry.decision),
@@ -128,9 +129,14 @@ def left_out_sentence(trend: Trend) -> str:
     )
 
 
+def trend_lines(group: Group) -> list[dict[str, Any]]:
+    """The metrics of a group over time, as `trends.html.j2` names their parts."""
+    return list(map(_trend_line, group.trends))
+
+
 def _trend_line(trend: Trend) -> dict[str, Any]:
     """A metric over time: its sparkline as SVG wants it, with a mark at each change of level."""
-    points = polyline(trend.values, width=_WIDTH, height=_HEIGHT)
+    points = polyline(trend.values, width=SPARK[0], height=SPARK[1])
     marks = [
         {"x": points[change.index][0], "judged": change.judged, "text": change_sentence(trend, change)}
         for change in trend.changes

@@ -66,7 +66,8 @@ class HistoryEntry:
 
     `folder` is the name of its run folder; `software` what may change between two comparable ones; `variant` what was
     not as the runbook declares it (overrides, phases left out), empty when all was. `undecided` names what was
-    compared without an answer: sweeps and A/Bs, and `last GO` for the comparison with that.
+    compared without an answer: sweeps and A/Bs, and `last GO` for the comparison with that. `branch` is git's, empty
+    where there was none.
     """
 
     folder: str
@@ -86,6 +87,7 @@ class HistoryEntry:
     pinned: bool = False
     undecided: tuple[str, ...] = ()
     nodes: tuple[PastNode, ...] = ()
+    branch: str = ""
 
 
 def run_folders(parent: Path) -> Iterator[Path]:
@@ -138,6 +140,7 @@ def _history_entry(folder: Path, found: Mapping[str, Any]) -> HistoryEntry:
         pinned=(folder / PIN).exists(),
         undecided=tuple(_undecided(found)),
         nodes=tuple(_nodes(found)),
+        branch=str((environment.get("git") or {}).get("branch") or ""),
     )
 
 

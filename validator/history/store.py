@@ -102,7 +102,7 @@ def remove(parent: Path, entries: Sequence[HistoryEntry]) -> None:
 
 INDEX = ".history.json"
 
-VERSION = 5
+VERSION = 6
 """Of what the file holds; one of another version is built again."""
 
 

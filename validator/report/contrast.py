@@ -20,11 +20,10 @@ MAX_ROWS = 60
 """Lines of one table; result.json has them all."""
 
 
-def since_view(contrast: ContrastReport | None) -> SinceView | None:
-    """The comparison in words and tables; None when there is none."""
+def since_view(contrast: ContrastReport | None, names: tuple[str, str] = ("Last GO", "This run")) -> SinceView | None:
+    """The comparison in words and tables; None when there is none. `names` are the columns of the two runs."""
     if contrast is None:
         return None
-    names = ("Last GO", "This run")
     return SinceView(
         status=VERDICTS[contrast.verdict],
         earlier=one_line(contrast.a.name, limit=200),

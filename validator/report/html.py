@@ -78,10 +78,7 @@ def _render(
     *,
     left_out: Sequence[int] = (),
 ) -> str:
-    sheet, script = (
-        style(_frames([*figures, fleet], timeline)),
-        "\n".join(map(text, ("report.js", "filters.js", "charts.js"))),
-    )
+    sheet, script = style(_frames([*figures, fleet], timeline)), report_script()
     return (
         environment()
         .get_template("report.html.j2")
@@ -100,6 +97,11 @@ def _render(
             script_hash=policy_hash(script),
         )
     )
+
+
+def report_script() -> str:
+    """The one script of a report."""
+    return "\n".join(map(text, ("report.js", "filters.js", "charts.js")))
 
 
 def _frames(figures: Sequence[Sequence[Figure]], timeline: Figure | None) -> str:

@@ -1,0 +1,38 @@
+"""`validator serve`: the run folders as a web service."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.common import example, fail, reported
+from validator.errors import ExitCode
+
+_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+@example(
+    "validator serve", "validator token add me --role run && validator serve --listen 0.0.0.0:8700 --reports reports"
+)
+def command(
+    reports: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")] = Path("reports"),
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS:PORT", help="Where to listen; any address but loopback needs tokens.")
+    ] = "127.0.0.1:8700",
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ask for a token of this file, on loopback as well.")
+    ] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
+) -> None:
+    """Serve the run folders as pages: what runs now, past runs, the fleet; with an API and metrics."""
+    missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
+        raise fail(what, as_json=False, code=ExitCode.UNABLE)
+    from validator.service.serve import serve
+
+    with reported():
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild)

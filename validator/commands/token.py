@@ -1,0 +1,67 @@
+"""`validator token add, list, revoke`: who may use the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from validator.commands.common import SETTINGS, AsJson, fail, print_json, reported
+
+command = typer.Typer(
+    help="Make, list and revoke the tokens of `validator serve`; only their hashes are stored.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+)
+
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="The token's name: who or what uses it.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The tokens' file; ~/.config/validator/tokens.json when left out."),
+]
+_ROLES = ("read", "push", "run")
+
+
+@command.command(epilog="Example: validator token add grafana --role read")
+def add(
+    name: TokenName,
+    role: Annotated[str, typer.Option(metavar="ROLE", help="read, push (results only), or run (all).")] = "read",
+    token_file: TokenFile = None,
+) -> None:
+    """Make a token and print it; it is shown this once."""
+    from validator.service.tokens import Role, Tokens
+
+    if role not in _ROLES:
+        raise fail(f"--role {role!r} is no role; use one of {', '.join(_ROLES)}", as_json=False)
+    with reported():
+        typer.echo(Tokens(token_file or Tokens.default_path()).add(name, cast(Role, role)))
+
+
+@command.command("list", epilog="Example: validator token list")
+def list_(token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """Show the names and roles of the tokens."""
+    from validator.service.tokens import Tokens
+
+    with reported(as_json=as_json):
+        tokens = Tokens(token_file or Tokens.default_path()).all()
+    if as_json:
+        print_json([one.model_dump(exclude={"sha256"}) for one in tokens])
+        return
+    for one in tokens:
+        typer.echo(f"{one.name}  {one.role}  since {one.created}")
+    if not tokens:
+        typer.echo("there is no token; `validator token add NAME --role read` makes one")
+
+
+@command.command(epilog="Example: validator token revoke grafana")
+def revoke(name: TokenName, token_file: TokenFile = None) -> None:
+    """Remove a token; who uses it is refused from then on, also by a server that runs."""
+    from validator.service.tokens import Tokens
+
+    with reported():
+        Tokens(token_file or Tokens.default_path()).revoke(name)
+    typer.echo(f"revoked {name}", err=True)

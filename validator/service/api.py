@@ -1,0 +1,200 @@
+"""The API: what the pages show as JSON, by the models of result.json, with its description, metrics and badges."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import validator
+from validator.files import Tree
+from validator.history.read import HistoryEntry
+from validator.model.contrast import ContrastReport
+from validator.model.verdict import ValidationReport
+from validator.report.elements import decision_status
+from validator.report.templates import environment
+from validator.service.context import MAX_PAGE, run_filter, service_of, whole_number
+from validator.service.index import FILTERS
+from validator.service.live import Running
+from validator.service.pages import contrast_of
+from validator.text import one_line
+from validator.times import unix_seconds
+
+BASE = "/api/v1"
+_DECISIONS = ("GO", "NO_GO", "INCONCLUSIVE")
+
+
+def list_runs(request: Request) -> Response:
+    """Runs of a filter, the latest first, and how many there are."""
+    limit = whole_number(request, "limit", 100, least=1, most=MAX_PAGE)
+    offset = whole_number(request, "offset", 0)
+    found, total = service_of(request).index.find(run_filter(request), limit=limit, offset=offset)
+    return JSONResponse({"total": total, "runs": [asdict(one) for one in found]})
+
+
+def one_run(request: Request) -> Response:
+    """What the history keeps of one run."""
+    found = service_of(request).index.entry(str(request.path_params["run"]))
+    if found is None:
+        raise HTTPException(404, "No run of this name is here.")
+    return JSONResponse(asdict(found))
+
+
+def result(request: Request) -> Response:
+    """A run's result.json as it is."""
+    try:
+        with Tree(service_of(request).folder(request)) as tree:
+            return Response(tree.read("result.json"), media_type="application/json")
+    except OSError as error:
+        raise HTTPException(404, "There is no result of this run yet.") from error
+
+
+def running(request: Request) -> Response:
+    """What runs now, with the texts that the pages show."""
+    return JSONResponse({"running": [asdict(one) for one in service_of(request).live.look()]})
+
+
+def contrast(request: Request) -> Response:
+    """Two runs compared, as `validator compare --json` prints it."""
+    found = contrast_of(request)
+    if found is None:
+        raise HTTPException(400, "a and b must name the two runs.")
+    return Response(found.model_dump_json(), media_type="application/json")
+
+
+def metrics(request: Request) -> Response:
+    """The metrics in Prometheus' text format."""
+    service, registry = service_of(request), CollectorRegistry()
+    counted = Gauge(
+        "validator_runs", "Validations in the folder.", ["runbook", "machine", "decision"], registry=registry
+    )
+    for runbook, machine, decision, count in service.index.counts():
+        counted.labels(runbook, machine, decision).set(count)
+    working = sum(one.working for one in service.live.look())
+    Gauge("validator_running", "Validations that a runner works on.", registry=registry).set(working)
+    named = ["runbook", "machine", "host"]
+    decided = Gauge("validator_decision", "1 for the latest decision.", [*named, "decision"], registry=registry)
+    started = Gauge("validator_start_timestamp_seconds", "Start of the latest decided run.", named, registry=registry)
+    took = Gauge("validator_duration_seconds", "Duration of the latest decided run.", named, registry=registry)
+    for entry in service.index.latest("runbook", "machine", "host"):
+        labels = (entry.runbook, entry.machine, entry.host)
+        for decision in _DECISIONS:
+            decided.labels(*labels, decision).set(decision == entry.decision)
+        started.labels(*labels).set(unix_seconds(entry.started) or 0.0)
+        if entry.duration_s is not None:
+            took.labels(*labels).set(entry.duration_s)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def badge(request: Request) -> Response:
+    """The latest decision of a runbook as an SVG; `machine`, `branch` and `host` in the address narrow it."""
+    wanted = run_filter(request)._replace(runbook=str(request.path_params["runbook"]), decision="")
+    found, _ = service_of(request).index.find(wanted, limit=20)
+    decision = next((one.decision for one in found if one.decision != "IN_PROGRESS"), "")
+    view = decision_status(decision) if decision else None
+    name = one_line(wanted.runbook, limit=60)
+    word, tone = (view.word, view.tone) if view else ("NO RUN", "muted")
+    made = environment().get_template("service/badge.svg.j2").render(name=name, word=word, tone=tone)
+    return Response(made, media_type="image/svg+xml")
+
+
+# The description of the API, from the routes and the models.
+
+
+class Endpoint(NamedTuple):
+    """One address of the API. `answer` is the model of its JSON; `query` what the address may name besides."""
+
+    path: str
+    function: Any
+    answer: Any
+    query: tuple[str, ...] = ()
+    listed: str = ""
+    """Name of the list that holds the models, where the answer is one."""
+
+
+_RUNS_QUERY = (*FILTERS, "limit", "offset")
+ENDPOINTS = (
+    Endpoint("/runs", list_runs, HistoryEntry, _RUNS_QUERY, "runs"),
+    Endpoint("/runs/{run}", one_run, HistoryEntry),
+    Endpoint("/runs/{run}/result", result, ValidationReport),
+    Endpoint("/running", running, Running, (), "running"),
+    Endpoint("/compare", contrast, ContrastReport, ("a", "b")),
+)
+
+
+def openapi(request: Request) -> Response:
+    """The description of the API."""
+    return JSONResponse(description())
+
+
+@lru_cache(maxsize=1)
+def description() -> dict[str, Any]:
+    """The API as OpenAPI 3.1."""
+    models = {one.answer for one in ENDPOINTS}
+    inputs = [(model.__name__, "serialization", TypeAdapter(model)) for model in models]
+    schemas, shared = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    defined = dict(shared.get("$defs", {}))
+    for (name, _), schema in schemas.items():
+        defined.setdefault(str(name), schema)
+    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "validator", "version": validator.__version__},
+        "servers": [{"url": BASE}],
+        "security": [{}, {"token": []}],
+        "paths": {one.path: {"get": _operation(one)} for one in ENDPOINTS},
+        "components": {
+            "schemas": {**defined, "Error": error},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(one: Endpoint) -> dict[str, Any]:
+    model = {"$ref": f"#/components/schemas/{one.answer.__name__}"}
+    listed = {"type": "object", "properties": {one.listed: {"type": "array", "items": model}}}
+    if "limit" in one.query:
+        listed["properties"]["total"] = {"type": "integer"}  # type: ignore[index]
+    refused = {"$ref": "#/components/schemas/Error"}
+    codes = {"400": "A value of the address is wrong.", "401": "A token is needed.", "403": "The token may not read."}
+    if "{run}" in one.path or "a" in one.query:
+        codes |= {"404": "No such run.", "409": "The runs cannot be compared."}
+    return {
+        "operationId": one.function.__name__,
+        "summary": str(one.function.__doc__).partition("\n")[0],
+        "parameters": [_parameter(name, "path") for name in ("run",) if "{run}" in one.path]
+        + [_parameter(name, "query", required=name in ("a", "b")) for name in one.query],
+        "responses": {
+            "200": {"description": "OK", "content": {"application/json": {"schema": listed if one.listed else model}}},
+            **{code: _answer(text, refused) for code, text in codes.items()},
+        },
+    }
+
+
+def _answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, Any]:
+    kinds: dict[str, dict[str, Any]] = {
+        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100},
+        "offset": {"type": "integer", "minimum": 0, "default": 0},
+    }
+    schema = kinds.get(name, {"type": "string"})
+    return {"name": name, "in": where, "required": required or where == "path", "schema": schema}
+
+
+ROUTES = (
+    Route(f"{BASE}/openapi.json", openapi),
+    *(Route(BASE + one.path, one.function) for one in ENDPOINTS),
+    Route("/metrics", metrics),
+    Route("/badge/{runbook}.svg", badge),
+)

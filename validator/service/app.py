@@ -1,0 +1,58 @@
+"""The application: routes, errors, and the guard before them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from validator.errors import UserError
+from validator.service import api, pages
+from validator.service.access import Access, Guard
+from validator.service.context import Service, assets, page
+from validator.service.events import Feed
+from validator.service.index import RunIndex
+from validator.service.live import LiveRuns
+from validator.service.tokens import Tokens
+from validator.text import clean
+
+
+def make_app(index: RunIndex, tokens: Tokens | None) -> Starlette:
+    """The application of an index. `tokens` is None where everybody who reaches it may do everything."""
+    live, access = LiveRuns(index), Access(tokens)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        index.close()
+
+    app = Starlette(
+        routes=[*pages.ROUTES, *api.ROUTES],
+        middleware=[Middleware(Guard, access=access)],
+        exception_handlers={HTTPException: _refused, UserError: _cannot},
+        lifespan=lifespan,
+    )
+    app.state.service = Service(index, live, access, Feed(live), assets())
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for it alone"
+    return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
+
+
+async def _cannot(request: Request, error: Exception) -> Response:
+    return _error(request, 409, str(error), {})
+
+
+def _error(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:
+    if request.url.path.startswith(api.BASE):
+        return JSONResponse({"error": clean(why)}, status, headers)
+    response = page(request, "error", status=status, code=status, why=clean(why))
+    response.headers.update(headers)
+    return response

@@ -1,0 +1,103 @@
+"""What the pages and the API of one server share, and how a page is made of a template."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+import validator
+from validator.report.templates import environment, style, text
+from validator.service.access import Access, visitor_of
+from validator.service.events import Feed
+from validator.service.index import RunFilter, RunIndex
+from validator.service.live import LiveRuns
+
+MAX_PAGE = 500
+"""Runs that one answer lists at most."""
+
+_LARGEST_OFFSET = 10_000_000
+
+
+@dataclass(frozen=True)
+class Service:
+    """One server: the index of its folder, what runs there, who may look, and the files that pages load."""
+
+    index: RunIndex
+    live: LiveRuns
+    access: Access
+    feed: Feed
+    assets: dict[str, tuple[str, str]]
+
+    def folder(self, request: Request) -> Path:
+        """The run folder that an address names.
+
+        Raises:
+            HTTPException: 404 for one that the index does not know.
+        """
+        return self.known(str(request.path_params["run"]))
+
+    def known(self, name: str) -> Path:
+        """The path of a run folder by its name; raises as `folder` does."""
+        found = self.index.path_of(name)
+        if found is None:
+            raise HTTPException(404, "No run of this name is here.")
+        return found
+
+
+def service_of(request: Request) -> Service:
+    """The server that a request came to."""
+    found = request.app.state.service
+    assert isinstance(found, Service), "the application has it from its start"
+    return found
+
+
+def assets() -> dict[str, tuple[str, str]]:
+    """Style sheet and script of the pages by their names: content and media type."""
+    sheet = "\n".join((style(text("history.css")), text("service/service.css")))
+    script = "\n".join((text("report.js"), text("service/service.js")))
+    return {"service.css": (sheet, "text/css"), "service.js": (script, "text/javascript")}
+
+
+def page(request: Request, name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """The page of a template, with what each of them needs."""
+    service, visitor = service_of(request), visitor_of(request)
+    content = environment().get_template(f"service/{name}.html.j2")
+    made = content.render(
+        visitor=visitor,
+        logged_in=visitor.needs_token and visitor.token is not None,
+        form_key=service.access.form_key(visitor.session) if visitor.session else "",
+        path=request.url.path,
+        version=validator.__version__,
+        asset={name: f"/static/{name}?{_hash(content)}" for name, (content, _) in service.assets.items()},
+        **values,
+    )
+    return HTMLResponse(made, status)
+
+
+def _hash(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def run_filter(request: Request) -> RunFilter:
+    """The filter that an address names."""
+    return RunFilter(**{name: request.query_params.get(name, "")[:300] for name in RunFilter._fields})
+
+
+def whole_number(request: Request, name: str, default: int, *, least: int = 0, most: int = _LARGEST_OFFSET) -> int:
+    """A number of the address.
+
+    Raises:
+        HTTPException: 400 for one that is none, or out of range.
+    """
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) < 12 and least <= int(given) <= most):
+        raise HTTPException(400, f"{name} must be a whole number from {least} to {most}.")
+    return int(given)

@@ -1,0 +1,117 @@
+"""Files of a run folder as the service hands them out: the report as a page, all others as text or as a download.
+
+A run folder may come from somebody else. So the address of a file is only compared with the files that are listed
+there, and what is handed out can run nothing but the script of our own reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from validator.errors import FolderError
+from validator.files import Tree
+from validator.report.html import report_script
+from validator.report.templates import environment, policy_hash
+from validator.runs.folder import HAND_OVER, RENDERINGS, RunFolder
+from validator.runs.replay import events_of, started_runs
+from validator.service.context import service_of
+from validator.text import format_size
+
+_REPORT = "report.html"
+_MAX_REPORT = 8 << 20
+_CHUNK = 256 << 10
+_TEXTS = frozenset({".log", ".txt", ".csv", ".json", ".jsonl", ".md", ".yaml", ".yml", ".xml", ".env", ".err", ".out"})
+_LOGS = frozenset({".log", ".txt", ".err", ".out"})
+_BODY = re.compile(r"<body[^>]{0,200}>")
+
+MAX_LISTED = 200
+
+
+class ListedFile(NamedTuple):
+    """A file of a run folder: its path below it, and its size."""
+
+    path: str
+    href: str
+    size: str
+
+
+def listed_logs(folder: Path) -> tuple[tuple[ListedFile, ...], int]:
+    """The renderings of a run and its logs, as many as a page lists, and how many there are."""
+    first = {name: place for place, name in enumerate((*RENDERINGS, *HAND_OVER))}
+    closed = _being_written(folder)
+    with Tree(folder) as tree:
+        found = [
+            ListedFile(entry.path, quote(entry.path), format_size(entry.bytes))
+            for entry in tree.walk()
+            if entry.kind == "file"
+            and (entry.path in first or (PurePosixPath(entry.path).suffix in _LOGS and not entry.path.startswith(".")))
+            and not entry.path.startswith(closed)
+        ]
+    found.sort(key=lambda one: (first.get(one.path, len(first)), one.path))
+    return tuple(found[:MAX_LISTED]), len(found)
+
+
+def run_file(request: Request) -> Response:
+    """A file of a run folder by its path below it.
+
+    Raises:
+        HTTPException: 404 for one that is not listed there, 409 for one of a run that has not ended.
+    """
+    folder, wanted = service_of(request).folder(request), str(request.path_params["path"])
+    if wanted == _REPORT:
+        return _report(folder)
+    try:
+        with Tree(folder) as tree:
+            found = next((one for one in tree.walk() if one.kind == "file" and one.path == wanted), None)
+    except OSError as error:
+        raise HTTPException(404, "The run folder cannot be read.") from error
+    if found is None:
+        raise HTTPException(404, "No such file is in this run folder.")
+    if wanted.startswith(_being_written(folder)):
+        raise HTTPException(409, "The run has not ended: its files may hold secrets that are still to be removed.")
+    plain = PurePosixPath(wanted).suffix in _TEXTS
+    headers = {"content-security-policy": "sandbox; default-src 'none'"}
+    if not plain:
+        headers["content-disposition"] = f"attachment; filename*=UTF-8''{quote(PurePosixPath(wanted).name, safe='')}"
+    kind = "text/plain; charset=utf-8" if plain else "application/octet-stream"
+    return StreamingResponse(_chunks(folder, found.path), headers=headers, media_type=kind)
+
+
+def _chunks(folder: Path, path: str) -> Iterator[bytes]:
+    with Tree(folder) as tree, tree.open(path) as file:
+        while data := file.read(_CHUNK):
+            yield data
+
+
+def _being_written(folder: Path) -> tuple[str, ...]:
+    """Folders of runs that were started and have not ended: secrets are removed from their files when they have."""
+    try:
+        events = events_of(RunFolder.open(folder))
+    except (FolderError, OSError):
+        return ()
+    return tuple(f"{spec.out}/" for spec, outcome in started_runs(events) if outcome is None)
+
+
+def _report(folder: Path) -> Response:
+    """report.html as it is, below a line that leads back; of its scripts those of our reports alone run."""
+    try:
+        with Tree(folder) as tree:
+            html = tree.text(_REPORT, limit=_MAX_REPORT)
+    except OSError as error:
+        raise HTTPException(404, "There is no report of this run yet.") from error
+    bar = environment().get_template("service/bar.html.j2").render(run=folder.name)
+    at = _BODY.search(html)
+    place = at.end() if at else 0
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src '{policy_hash(report_script())}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return HTMLResponse(html[:place] + bar + html[place:], headers={"content-security-policy": policy})

@@ -1,0 +1,262 @@
+"""The index of the run folders in SQLite: what the service filters, counts and pages through.
+
+Each row is the history's entry of a folder, so that a result is read in one way only. The file lies in the user's own
+state folder and never among the run folders, which others may have written: whoever opens a database carries out what
+it holds. Deleting it loses nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from validator.errors import FolderError, Unable
+from validator.files import is_file
+from validator.history.read import SAMPLE, HistoryEntry, read_entry, stamp_of
+from validator.nightly.settings import user_folder
+from validator.runs.folder import is_run_folder
+
+_VERSION = 1
+"""Of the table and of the entries in it; a file of another version is built again."""
+
+_FRESH_S = 1.0
+"""How long an answer may be old before the folder is looked at again."""
+
+_FULL_S = 15.0
+"""Time between two looks at all folders. Between them only new folders and those in progress are looked at."""
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS runs(
+  folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, runbook TEXT NOT NULL, machine TEXT NOT NULL, host TEXT NOT NULL,
+  branch TEXT NOT NULL, decision TEXT NOT NULL, started TEXT NOT NULL, entry BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS by_time ON runs(started DESC, folder DESC);
+"""
+
+FILTERS = ("runbook", "machine", "branch", "decision", "host")
+"""Columns by which runs are filtered, as the address of a page names them."""
+
+
+class RunFilter(NamedTuple):
+    """Which runs are wanted; an empty value takes every one."""
+
+    runbook: str = ""
+    machine: str = ""
+    branch: str = ""
+    decision: str = ""
+    host: str = ""
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """The columns that are limited, and their values."""
+        return {name: value for name, value in zip(FILTERS, self, strict=True) if value}
+
+    def where(self) -> tuple[str, tuple[str, ...]]:
+        """The condition in SQL, and its values; the names of columns are those of `FILTERS` alone."""
+        parts = " AND ".join(f"{name} = ?" for name in self.chosen)
+        return (f"WHERE {parts}" if parts else ""), tuple(self.chosen.values())
+
+
+def index_path(reports: Path) -> Path:
+    """Where the index of a reports folder is kept."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(reports))).hexdigest()[:16]
+    return user_folder("XDG_STATE_HOME", ".local/state") / "validator" / "service" / f"{name}.sqlite"
+
+
+class RunIndex:
+    """The runs below `reports`, kept in the database `path`. Safe to use from several threads, and by two servers.
+
+    Raises:
+        FolderError: when there is no such reports folder.
+        Unable: when the database cannot be written.
+    """
+
+    def __init__(self, reports: Path, path: Path, *, rebuild: bool = False) -> None:
+        if not reports.is_dir():
+            raise FolderError(f"{reports} is no folder; give the one that `validator run --out` wrote to")
+        self.reports = Path(os.path.realpath(reports))
+        self.revision = 0
+        self._path = path
+        self._lock = threading.RLock()
+        self._looked = self._looked_fully = float("-inf")
+        self._parent_ns = -1
+        self._names: tuple[str, ...] = ()
+        self._open: frozenset[str] = frozenset()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = self._opened(rebuild=rebuild)
+        except (OSError, sqlite3.Error) as error:
+            raise Unable(
+                f"the index {path} cannot be written: {error}; set XDG_STATE_HOME to another folder"
+            ) from error
+
+    def _opened(self, *, rebuild: bool) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, check_same_thread=False, timeout=10.0)
+        try:
+            known = db.execute("PRAGMA user_version").fetchone()[0]
+            if rebuild or known != _VERSION:
+                db.execute("DROP TABLE IF EXISTS runs")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")  # what a crash loses is read from the folders again
+            db.executescript(_TABLE)
+            db.execute(f"PRAGMA user_version = {_VERSION}")
+            db.commit()
+        except sqlite3.DatabaseError as error:
+            db.close()
+            if isinstance(error, sqlite3.OperationalError) or rebuild:
+                raise
+            for name in ("", "-wal", "-shm"):  # damaged: the folders have all of it
+                self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+            return self._opened(rebuild=True)
+        return db
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._db.close()
+
+    def refresh(self, *, full: bool = False) -> None:
+        """Read the folders that are new, in progress, or changed since the last look."""
+        with self._lock:
+            now = time.monotonic()
+            if not full and now - self._looked < _FRESH_S:
+                return
+            full = full or now - self._looked_fully >= _FULL_S
+            parent_ns = self.reports.stat().st_mtime_ns
+            listed = full or parent_ns != self._parent_ns
+            before = frozenset(self._names)
+            if listed:
+                self._names = tuple(self._folders())
+            self._parent_ns, self._looked = parent_ns, now
+            self._looked_fully = now if full else self._looked_fully
+            fresh = [name for name in self._names if full or name in self._open or name not in before]
+            self._update(fresh, gone=self._known() - frozenset(self._names) if listed else frozenset())
+
+    def _folders(self) -> Iterator[str]:
+        """Names of the folders that may be run folders; links are left out, since they lead anywhere."""
+        with os.scandir(self.reports) as found:
+            for entry in found:
+                if entry.name.startswith((SAMPLE, ".")) or not entry.is_dir(follow_symlinks=False):
+                    continue
+                with suppress(UnicodeError):  # a name that is no text has no address
+                    entry.name.encode()
+                    yield entry.name
+
+    def _known(self) -> frozenset[str]:
+        return frozenset(row[0] for row in self._db.execute("SELECT folder FROM runs"))
+
+    def _update(self, names: Sequence[str], *, gone: frozenset[str]) -> None:
+        stamps = dict(self._db.execute("SELECT folder, stamp FROM runs"))
+        still_open, changed = set(self._open & set(self._names) - set(names)), len(gone)
+        self._db.executemany("DELETE FROM runs WHERE folder = ?", [(name,) for name in gone])
+        for name in names:
+            folder = self.reports / name
+            if not is_file(folder / "result.json"):
+                if is_run_folder(folder):
+                    still_open.add(name)
+                continue
+            with suppress(OSError):  # gone meanwhile
+                stamp = stamp_of(folder)
+                if stamps.get(name) != stamp:
+                    entry = read_entry(folder)
+                    changed += self._store(name, stamp, entry)
+                if self._decision(name) == "IN_PROGRESS":
+                    still_open.add(name)
+        self._db.commit()
+        if changed or still_open != self._open:
+            self.revision += 1
+        self._open = frozenset(still_open)
+
+    def _store(self, name: str, stamp: str, entry: HistoryEntry | None) -> int:
+        if entry is None:
+            return self._db.execute("DELETE FROM runs WHERE folder = ?", (name,)).rowcount
+        texts = (entry.runbook, entry.machine, entry.host, entry.branch, entry.decision, entry.started)
+        self._db.execute(
+            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (name, stamp, *texts, msgspec.json.encode(entry)),
+        )
+        return 1
+
+    def _decision(self, name: str) -> str | None:
+        row = self._db.execute("SELECT decision FROM runs WHERE folder = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    # Questions. Each looks at the folders first, at most once a second.
+
+    def open_folders(self) -> tuple[str, ...]:
+        """Folders whose validation has no decision yet: it runs, or its runner was killed."""
+        with self._asked():
+            return tuple(sorted(self._open))
+
+    def entry(self, folder: str) -> HistoryEntry | None:
+        """The entry of a folder; None where the index has none."""
+        with self._asked() as db:
+            row = db.execute("SELECT entry FROM runs WHERE folder = ?", (folder,)).fetchone()
+            return None if row is None else _decoded(row[0])
+
+    def path_of(self, folder: str) -> Path | None:
+        """The path of a folder that the index knows, and of no other: the only way from an address to a file."""
+        with self._asked():
+            return self.reports / folder if folder in self._open or self._decision(folder) is not None else None
+
+    def find(self, wanted: RunFilter, *, limit: int, offset: int = 0) -> tuple[tuple[HistoryEntry, ...], int]:
+        """The runs of a filter, latest first, and how many there are in all."""
+        where, values = wanted.where()
+        with self._asked() as db:
+            total = db.execute(f"SELECT count(*) FROM runs {where}", values).fetchone()[0]
+            rows = db.execute(
+                f"SELECT entry FROM runs {where} ORDER BY started DESC, folder DESC LIMIT ? OFFSET ?",
+                (*values, limit, offset),
+            ).fetchall()
+        return tuple(_decoded(row[0]) for row in rows), int(total)
+
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """The values that each filter can have."""
+        with self._asked() as db:
+            return {
+                name: tuple(str(row[0]) for row in db.execute(f"SELECT DISTINCT {name} FROM runs ORDER BY 1") if row[0])
+                for name in FILTERS
+            }
+
+    def counts(self) -> tuple[tuple[str, str, str, int], ...]:
+        """(runbook, machine, decision, runs), in order."""
+        with self._asked() as db:
+            rows = db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1, 2, 3")
+            return tuple((str(a), str(b), str(c), int(n)) for a, b, c, n in rows)
+
+    def latest(self, *columns: str) -> tuple[HistoryEntry, ...]:
+        """The latest decided run of each combination of columns of `FILTERS`, latest first."""
+        names = ", ".join(name for name in FILTERS if name in columns)
+        with self._asked() as db:
+            rows = db.execute(
+                f"SELECT entry FROM (SELECT entry, started, row_number() OVER (PARTITION BY {names} "
+                "ORDER BY started DESC, folder DESC) AS place FROM runs WHERE decision != 'IN_PROGRESS') "
+                "WHERE place = 1 ORDER BY started DESC"
+            ).fetchall()
+        return tuple(_decoded(row[0]) for row in rows)
+
+    def with_nodes(self) -> tuple[HistoryEntry, ...]:
+        """Every run of a cluster, oldest first."""
+        with self._asked() as db:
+            rows = db.execute(
+                "SELECT entry FROM runs WHERE json_array_length(CAST(entry AS TEXT), '$.nodes') > 0 ORDER BY started"
+            ).fetchall()
+        return tuple(_decoded(row[0]) for row in rows)
+
+    @contextmanager
+    def _asked(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self.refresh()
+            yield self._db
+
+
+def _decoded(data: bytes) -> HistoryEntry:
+    return msgspec.json.decode(data, type=HistoryEntry)

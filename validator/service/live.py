@@ -1,0 +1,296 @@
+"""Running validations as the service shows them, from what their runners write anyway: journal, result and logs.
+
+One look serves every viewer. A run's files are followed as its own runner follows them; nothing is asked of the runner.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from validator.errors import FolderError
+from validator.model.plan import Plan, RunSpec
+from validator.model.verdict import Status, ValidationReport
+from validator.pipeline.write import remaining_time
+from validator.plan import make_plan
+from validator.report.elements import PENDING, status_view
+from validator.report.page import StatusView
+from validator.runs.folder import RunFolder
+from validator.runs.journal import Event
+from validator.runs.replay import ending, events_of, last_runner, phase_end, started_runs
+from validator.service.index import RunIndex
+from validator.service.stopping import StopHow, request_stop, works_on
+from validator.supervise.follow import RunFollower
+from validator.supervise.lock import holders
+from validator.supervise.watchdog import Pace
+from validator.text import MISSING, clean, format_duration, format_number, format_quantity, format_time, one_line
+from validator.times import unix_seconds, utc_now
+
+_LOOK_S = 0.9
+"""How long a look serves every viewer."""
+
+_JOIN_BYTES = 256 << 10
+"""How far back a run's files are read when the service begins to follow it."""
+
+_ENDED = StatusView("ENDED", "·", "muted")
+_INTERRUPTED = StatusView("INTERRUPTED", "–", "warn")
+_STATUSES: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
+_VIEWS = (*map(status_view, _STATUSES), _ENDED, _INTERRUPTED)
+
+NOTES = 5
+"""Events of the watchdog that are shown, the latest first."""
+
+
+@dataclass(frozen=True)
+class LivePhase:
+    """A phase of a running validation; `took` is empty until it has ended."""
+
+    id: str
+    title: str
+    status: str
+    took: str = ""
+
+    @property
+    def view(self) -> StatusView:
+        """The status with its sign and tone."""
+        return next((view for view in _VIEWS if view.word == self.status), PENDING)
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """The run of a trainer or program that is open: how far it is and its latest values, as texts."""
+
+    id: str
+    step: int | None
+    steps: int | None
+    values: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A validation that a runner works on, or, where `working` is false, one that was left without a decision.
+
+    `stopping` says how this service asked it to stop.
+    """
+
+    folder: str
+    run_id: str
+    title: str
+    runbook: str
+    host: str
+    started: str
+    working: bool
+    stopping: StopHow | Literal[""]
+    elapsed: str
+    remaining: str
+    phases: tuple[LivePhase, ...]
+    run: LiveRun | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What a page's elements depend on; all else of it is text in them."""
+        named = tuple((phase.id, phase.status, phase.took) for phase in self.phases)
+        run = self.run and (self.run.id, self.run.steps, tuple(name for name, _ in self.run.values))
+        return self.folder, self.working, self.stopping, named, run, self.notes
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Each text that changes while the shape stays, by the name of the element that has it."""
+        yield f"{self.folder} elapsed", self.elapsed
+        yield f"{self.folder} remaining", self.remaining
+        if self.run is not None:
+            yield f"{self.folder} step", steps_text(self.run)
+            yield f"{self.folder} bar", str(self.run.step or 0)
+            for name, value in self.run.values:
+                yield f"{self.folder} {name}", value
+
+
+def steps_text(run: LiveRun) -> str:
+    """`step 1,200 of 5,000`."""
+    if run.step is None:
+        return "no step yet"
+    return f"step {run.step:,} of {run.steps:,}" if run.steps else f"step {run.step:,}"
+
+
+class LiveRuns:
+    """What runs now below the folder of an index. Safe to use from several threads."""
+
+    def __init__(self, index: RunIndex) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        self._followed: dict[str, _Followed] = {}
+        self._looked = float("-inf")
+        self._seen: tuple[Running, ...] = ()
+        self._asked: dict[str, StopHow] = {}
+
+    def stop(self, folder: Path, how: StopHow) -> None:
+        """Ask the runner of a folder to end; raises as `request_stop` does."""
+        request_stop(RunFolder.open(folder), how)
+        with self._lock:
+            self._asked[folder.name] = how
+            self._looked = float("-inf")
+
+    def look(self) -> tuple[Running, ...]:
+        """Every validation without a decision: those that are worked on first, the latest first."""
+        with self._lock:
+            if time.monotonic() - self._looked >= _LOOK_S:
+                names = set(self._index.open_folders()) | set(self._held())
+                self._followed = {
+                    name: self._followed.get(name) or _Followed(name, self._index.reports / name) for name in names
+                }
+                seen = [
+                    one
+                    for name, followed in self._followed.items()
+                    if (one := followed.look(self._asked.get(name, ""))) is not None
+                ]
+                self._seen = tuple(sorted(seen, key=lambda one: (one.working, one.started), reverse=True))
+                self._looked = time.monotonic()
+            return self._seen
+
+    def of(self, folder: str) -> Running | None:
+        """One of them by its folder; None where it has ended."""
+        return next((one for one in self.look() if one.folder == folder), None)
+
+    def _held(self) -> Iterator[str]:
+        """Folders that the machine's locks name: a resumed validation has an old decision until its first report."""
+        with suppress(OSError):
+            for holder in holders().values():
+                path = Path(str(holder.get("run_dir") or ""))
+                if path.parent == self._index.reports and self._index.entry(path.name) is not None:
+                    yield path.name
+
+
+@dataclass
+class _Followed:
+    """One folder between looks: what was read of it, and the files of its open run."""
+
+    name: str
+    root: Path
+    _folder: RunFolder | None = None
+    _plan: Plan | None = None
+    _report: ValidationReport | None = None
+    _stamps: tuple[object, object] = (None, None)
+    _events: tuple[Event, ...] = ()
+    _open: tuple[int, RunSpec, RunFollower, Pace] | None = field(default=None)
+
+    def look(self, asked: StopHow | Literal[""]) -> Running | None:
+        """The validation now; None where it has ended, or cannot be read. `asked` says how it was asked to stop."""
+        try:
+            folder = self._folder = self._folder or RunFolder.open(self.root)
+            self._read(folder)
+            runner = last_runner(folder, self._events)
+        except (FolderError, OSError, ValueError):
+            return None
+        ended = ending(self._events) is not None
+        working = not ended and works_on(runner, folder)
+        if not working and (ended or not self._undecided()):
+            return None
+        header = folder.header
+        return Running(
+            folder=self.name,
+            run_id=one_line(header.run_id),
+            title=one_line(header.runbook.title or header.runbook.name, limit=200),
+            runbook=one_line(header.runbook.name),
+            host=one_line(runner.host, limit=100),
+            started=format_time(header.started),
+            working=working,
+            stopping=asked if working else "",
+            elapsed=format_duration(max(0.0, utc_now().timestamp() - (unix_seconds(header.started) or 0.0))),
+            remaining=self._remaining(folder) if working else "",
+            phases=tuple(self._phases(folder, working=working)),
+            run=self._run(folder) if working else None,
+            notes=tuple(self._notes()),
+        )
+
+    def _undecided(self) -> bool:
+        return self._report is None or self._report.decision == "IN_PROGRESS"
+
+    def _read(self, folder: RunFolder) -> None:
+        """Read journal and result again where they have changed."""
+        with folder.tree() as tree:
+            stamps = [
+                (tree.stat(name).st_mtime_ns, tree.stat(name).st_size) if tree.has_file(name) else None
+                for name in (folder.journal.name, "result.json")
+            ]
+            if stamps[1] != self._stamps[1]:
+                self._report = None
+                with suppress(OSError, ValueError):
+                    self._report = ValidationReport.model_validate(tree.json("result.json"))
+        if stamps[0] != self._stamps[0]:
+            self._events = events_of(folder)
+        self._stamps = (stamps[0], stamps[1])
+
+    def _remaining(self, folder: RunFolder) -> str:
+        header = folder.header
+        self._plan = self._plan or make_plan(
+            header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip
+        )
+        found = remaining_time(self._plan, self._events, now=utc_now())
+        if found.remaining_s is None:
+            return "not known"
+        return f"{'at least ' if found.at_least else 'about '}{format_duration(found.remaining_s)}"
+
+    def _phases(self, folder: RunFolder, *, working: bool) -> Iterator[LivePhase]:
+        judged = {phase.id: phase.status for phase in self._report.phases} if self._report else {}
+        started = {str(event.fields.get("phase")) for event in self._events if event.event == "phase_started"}
+        for phase in folder.header.runbook.phases:
+            end = phase_end(self._events, phase.id)
+            status = judged.get(phase.id)
+            if end is not None:
+                shown = _ENDED if status in (None, "RUNNING", "NOT_RUN") else status_view(status)
+            elif phase.id in started:
+                shown = status_view("RUNNING") if working else _INTERRUPTED
+            else:
+                shown = PENDING
+            seconds = None if end is None else end.fields.get("duration_s")
+            took = format_duration(seconds) if isinstance(seconds, (int, float)) else ""
+            yield LivePhase(one_line(phase.id), one_line(phase.title or phase.id, limit=200), shown.word, took)
+
+    def _run(self, folder: RunFolder) -> LiveRun | None:
+        """The run that is open, followed from the event that started it."""
+        opened = [spec for spec, outcome in started_runs(self._events) if outcome is None]
+        if not opened:
+            self._open = None
+            return None
+        spec, now = opened[-1], time.monotonic()
+        attempts = sum(
+            event.event == "attempt_started" and event.fields.get("run") == spec.id for event in self._events
+        )
+        if self._open is None or self._open[0] != attempts or self._open[1] != spec:
+            follower = RunFollower(
+                out=folder.root / spec.out, metrics=spec.metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES
+            )
+            self._open = (attempts, spec, follower, Pace(started=now))
+        _, _, follower, pace = self._open
+        pace.follow(follower.look(now=now), now)
+        return LiveRun(one_line(spec.id), follower.step, spec.steps, tuple(_latest_values(follower, pace, spec, now)))
+
+    def _notes(self) -> Iterator[str]:
+        seen: Sequence[Event] = [event for event in self._events if event.event in ("anomaly", "nodes_lost")]
+        for event in reversed(seen[-NOTES:]):
+            what = event.fields.get("message") or f"lost: {event.fields.get('nodes')}"
+            yield clean(f"{event.fields.get('run') or ''}: {what}", limit=400)
+
+
+def _latest_values(follower: RunFollower, pace: Pace, spec: RunSpec, now: float) -> Iterator[tuple[str, str]]:
+    """The latest values of a run, those of the terminal's live table; one that it does not report is left out."""
+    latest = follower.latest
+    eta_s = pace.eta_s(spec.steps, now)
+    yield "Left of this run", MISSING if eta_s is None else f"about {format_duration(eta_s)}"
+    for name, label, unit in (
+        ("toks_per_s", "Rate", "tok/s"),
+        ("step_time_s", "Step time", "s"),
+        ("loss", "Loss", ""),
+        ("grad_norm", "Gradient norm", ""),
+        ("gpu_mem_alloc_mib", "GPU memory", "MiB"),
+    ):
+        if name in latest:
+            yield label, format_quantity(latest[name], unit) if unit else format_number(latest[name])
+    silent_s = follower.heartbeat_age_s(now)
+    if silent_s is not None:
+        yield "Last sign of life", f"{format_duration(silent_s)} ago"

@@ -1,0 +1,327 @@
+"""The pages: now, past, fleet, a run, two compared, and how a validation is stopped. All work without scripts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from validator.errors import UserError
+from validator.files import Tree
+from validator.history.page import SPARK, change_sentence, node_before, run_row, trend_lines
+from validator.history.read import HistoryEntry
+from validator.history.trend import Group, group_entries
+from validator.model.contrast import ContrastReport
+from validator.model.verdict import ValidationReport
+from validator.pipeline.inspect import compare
+from validator.report.build import build_page
+from validator.report.build_criteria import MAX_OPEN
+from validator.report.contrast import since_view
+from validator.report.page import StatusView
+from validator.service.access import form_of, inner_path, require, set_cookie, visitor_of
+from validator.service.context import page, run_filter, service_of, whole_number
+from validator.service.events import shape_of
+from validator.service.files import listed_logs, run_file
+from validator.service.index import RunFilter, RunIndex
+from validator.service.live import Running, steps_text
+from validator.service.stopping import StopHow
+from validator.text import clean, one_line
+from validator.times import iso_now
+
+PAGE = 50
+_TREND_RUNS = 1000
+_RECENT = 10
+_NAMES = {"runbook": "Runbook", "machine": "Machine", "branch": "Branch", "decision": "Decision", "host": "Host"}
+
+
+def row(entry: HistoryEntry) -> dict[str, Any]:
+    """A line of a table of runs."""
+    found = run_row(entry)
+    return found | {
+        "folder": entry.folder,
+        "href": f"/runs/{quote(entry.folder, safe='')}/",
+        "runbook": one_line(entry.runbook),
+        "machine": one_line(entry.machine),
+        "host": one_line(entry.host),
+        "branch": one_line(entry.branch),
+    }
+
+
+def now(request: Request) -> Response:
+    """What runs, and what was decided last."""
+    service = service_of(request)
+    running = service.live.look()
+    recent, _ = service.index.find(RunFilter(), limit=_RECENT)
+    cards = [card(one) for one in running]
+    decided = [row(one) for one in recent if one.decision != "IN_PROGRESS"]
+    return page(request, "now", cards=cards, shape=shape_of(running), runs=decided, reports=str(service.index.reports))
+
+
+def card(one: Running) -> dict[str, Any]:
+    """A running validation as its template names the parts."""
+    return {"view": one, "href": f"/runs/{quote(one.folder, safe='')}/", "texts": dict(one.texts()), "run": one.run} | {
+        "steps": "" if one.run is None else steps_text(one.run),
+        "stop": f"/stop/{quote(one.folder, safe='')}",
+    }
+
+
+def past(request: Request) -> Response:
+    """The runs of a filter, page by page, and the metrics of one runbook on one class of machine over time."""
+    index, wanted = service_of(request).index, run_filter(request)
+    number = whole_number(request, "page", 1, least=1, most=100_000)
+    found, total = index.find(wanted, limit=PAGE, offset=(number - 1) * PAGE)
+    choices = [
+        {"name": name, "label": _NAMES[name], "values": _shown(values), "chosen": getattr(wanted, name)}
+        for name, values in index.choices().items()
+    ]
+    pages = {}
+    for name, other in (("Newer", number - 1), ("Older", number + 1)):
+        if 1 <= other <= -(-total // PAGE):
+            pages[name] = "/past?" + urlencode({**wanted.chosen, "page": other})
+    trends = [_section_of(one) for one in _groups(index, index.revision, wanted)] if _one_group(wanted) else []
+    return page(
+        request, "past", choices=choices, runs=[row(one) for one in found], total=total, pages=pages, number=number,
+        first=(number - 1) * PAGE + 1, sections=trends, spark=SPARK, filtered=bool(wanted.chosen),
+    )  # fmt: skip
+
+
+def _shown(values: Sequence[str]) -> list[tuple[str, str]]:
+    return [(value, one_line(value.replace("_", "-") if value in _DECISIONS else value, limit=80)) for value in values]
+
+
+_DECISIONS = ("GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS")
+
+
+def _one_group(wanted: RunFilter) -> bool:
+    return bool(wanted.runbook and wanted.machine)
+
+
+@lru_cache(maxsize=16)
+def _groups(index: RunIndex, revision: int, wanted: RunFilter) -> tuple[Group, ...]:
+    """The comparable runs of a filter, without the decision: a trend of good runs alone would show no change."""
+    found, _ = index.find(wanted._replace(decision=""), limit=_TREND_RUNS)
+    return group_entries(tuple(reversed(found)))
+
+
+def _section_of(group: Group) -> dict[str, Any]:
+    title = group.title or group.runbook
+    worse = [f"{trend.name}: {change_sentence(trend, change)}" for trend, change in group.regressions]
+    named = {"title": one_line(title), "variant": one_line(group.variant), "regressions": worse}
+    return named | {"lines": trend_lines(group), "runs": len(group.entries)}
+
+
+class FleetNodeRow(NamedTuple):
+    """A node of a cluster in its latest validation."""
+
+    name: str
+    state: StatusView
+    share: str
+    before: str
+    run: dict[str, Any]
+
+
+_STATES = {
+    "good": StatusView("GOOD", "✓", "good"),
+    "slow": StatusView("SLOW", "↓", "bad"),
+    "lost": StatusView("LOST", "✕", "bad"),
+    "inconclusive": StatusView("INCONCLUSIVE", "?", "warn"),
+}
+
+
+def fleet_nodes(entries: Sequence[HistoryEntry]) -> Iterator[FleetNodeRow]:
+    """Each node of the clusters in `entries`, which are oldest first, by its name."""
+    latest = {node.name: (place, node) for place, entry in enumerate(entries) for node in entry.nodes}
+    for name, (place, node) in sorted(latest.items()):
+        share = "" if node.share is None else f"{node.share:.3f}"
+        state = _STATES.get(node.state, StatusView(one_line(node.state).upper(), "○", "muted"))
+        before = node_before(entries[:place], name)
+        yield FleetNodeRow(one_line(name), state, share, before, row(entries[place]))
+
+
+def fleet(request: Request) -> Response:
+    """The latest decision of each machine, and the latest state of each node."""
+    index = service_of(request).index
+    machines = [row(one) for one in index.latest("host", "machine", "runbook")]
+    return page(request, "fleet", machines=machines, nodes=list(fleet_nodes(index.with_nodes())))
+
+
+def run(request: Request) -> Response:
+    """A run: what it does now, or its decision and what decided it; its files, and others to compare it with."""
+    service = service_of(request)
+    folder = service.folder(request)
+    entry, running = service.index.entry(folder.name), service.live.of(folder.name)
+    report = None if running else _stored(folder)
+    try:
+        files, count = listed_logs(folder)
+    except OSError:
+        files, count = (), 0
+    like = RunFilter(runbook=entry.runbook, machine=entry.machine) if entry else RunFilter()
+    others = [one for one in service.index.find(like, limit=PAGE)[0] if one.folder != folder.name] if entry else []
+    return page(
+        request, "run", run=row(entry) if entry else None, folder=folder.name,
+        href=f"/runs/{quote(folder.name, safe='')}/", card=card(running) if running else None,
+        shape=shape_of([running] if running else []), page=build_page(report) if report else None,
+        open_limit=MAX_OPEN, files=files, count=count,
+        others=[row(one) for one in others], has_report=any(one.path == "report.html" for one in files),
+    )  # fmt: skip
+
+
+def _stored(folder: Path) -> ValidationReport | None:
+    """result.json as it is; None where it is of another version or damaged."""
+    try:
+        with Tree(folder) as tree:
+            return ValidationReport.model_validate(tree.json("result.json"))
+    except (OSError, ValueError):
+        return None
+
+
+def contrast_of(request: Request) -> ContrastReport | None:
+    """The two runs that an address names, compared; None where it does not name both.
+
+    Raises:
+        HTTPException: 404 for a run that is not here, 409 where they cannot be compared.
+    """
+    a, b = (request.query_params.get(side, "") for side in ("a", "b"))
+    if not a or not b:
+        return None
+    sides = [service_of(request).known(name) for name in (a, b)]
+    try:
+        return compare(sides[0], sides[1])
+    except UserError as error:
+        raise HTTPException(409, clean(str(error))) from error
+
+
+def compared(request: Request) -> Response:
+    """Two runs compared: metrics with intervals, criteria, findings and settings."""
+    found = contrast_of(request)
+    chosen = [request.query_params.get(side, "") for side in ("a", "b")]
+    index = service_of(request).index
+    rows = [row(entry) if (entry := index.entry(name)) else None for name in chosen]
+    recent = [row(one) for one in index.find(RunFilter(), limit=PAGE)[0]] if found is None else []
+    return page(request, "compare", contrast=since_view(found, ("A", "B")), sides=rows, runs=recent)
+
+
+# Stopping: asked for on the run's page, asked again on a page of its own, and sent by a form.
+
+_HOW: dict[str, StopHow] = {"stop": "stop", "halt": "halt"}
+
+
+def ask_stop(request: Request) -> Response:
+    """The second question, with the form that stops."""
+    service, visitor = service_of(request), require(request, "run")
+    folder, how = service.folder(request), _HOW.get(request.query_params.get("how", "stop"), "stop")
+    running = service.live.of(folder.name)
+    if running is None or not running.working:
+        raise HTTPException(409, "This validation is not running here any more.")
+    if visitor.session:
+        return page(request, "stop", how=how, card=card(running))
+    # A form needs a session that it belongs to, also where nobody logs in.
+    response = RedirectResponse(f"{request.url.path}?how={how}", 303)
+    set_cookie(response, service.access.log_in(""), secure=request.url.scheme == "https")
+    return response
+
+
+async def stop(request: Request) -> Response:
+    """Stop a validation, as its page asked for."""
+    service, visitor = service_of(request), require(request, "run")
+    form = await form_of(request)
+    service.access.require_own_form(request, form)
+    how = _HOW.get(form.get("how", ""))
+    if how is None:
+        raise HTTPException(400, "how must be stop or halt.")
+    folder = await run_in_threadpool(service.folder, request)
+    try:
+        await run_in_threadpool(service.live.stop, folder, how)
+    except (UserError, OSError) as error:
+        raise HTTPException(409, clean(str(error))) from error
+    sys.stderr.write(f"{iso_now('seconds')} {visitor.name} asked for {how} of {folder.name}\n")
+    return RedirectResponse(f"/runs/{quote(folder.name, safe='')}/", 303)
+
+
+# Logging in, with tokens.
+
+
+def ask_token(request: Request) -> Response:
+    """The form for a token."""
+    return page(request, "login", next=inner_path(request.query_params.get("next", "/")), wrong=False)
+
+
+async def log_in(request: Request) -> Response:
+    """Begin a session; a wrong token gets the form again."""
+    service, form = service_of(request), await form_of(request)
+    target = inner_path(form.get("next", "/"))
+    if service.access.tokens is None:
+        return RedirectResponse(target, 303)
+    address = request.client.host if request.client else ""
+    token = await run_in_threadpool(service.access.checked, form.get("token", ""), address)
+    if token is None or not token.allows("read"):
+        return page(request, "login", status=403, next=target, wrong=True)
+    response = RedirectResponse(target, 303)
+    set_cookie(response, service.access.log_in(form["token"]), secure=request.url.scheme == "https")
+    return response
+
+
+async def log_out(request: Request) -> Response:
+    """End a session."""
+    service, form = service_of(request), await form_of(request)
+    service.access.require_own_form(request, form)
+    service.access.log_out(visitor_of(request).session)
+    response = RedirectResponse("/login", 303)
+    set_cookie(response, "", secure=request.url.scheme == "https")
+    return response
+
+
+# What pages load.
+
+
+def events(request: Request) -> Response:
+    """What runs, as it changes."""
+    service = service_of(request)
+
+    def allowed() -> bool:
+        address = request.client.host if request.client else ""
+        return service.access.visitor(request.headers, address).may("read")
+
+    stream = service.feed.stream(allowed=allowed)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+def asset(request: Request) -> Response:
+    """The style sheet or the script; its address changes with its content."""
+    found = service_of(request).assets.get(str(request.path_params["name"]))
+    if found is None:
+        raise HTTPException(404, "No such file.")
+    headers = {"cache-control": "public, max-age=31536000, immutable"}
+    return Response(found[0], headers=headers, media_type=found[1])
+
+
+async def bare_run(request: Request) -> Response:
+    """A run's address without its last stroke, against which its links would lead elsewhere."""
+    return RedirectResponse(f"/runs/{quote(str(request.path_params['run']), safe='')}/", 308)
+
+
+ROUTES = (
+    Route("/", now),
+    Route("/past", past),
+    Route("/fleet", fleet),
+    Route("/compare", compared),
+    Route("/runs/{run}", bare_run),
+    Route("/runs/{run}/", run),
+    Route("/runs/{run}/{path:path}", run_file),
+    Route("/stop/{run}", ask_stop),
+    Route("/stop/{run}", stop, methods=["POST"]),
+    Route("/login", ask_token),
+    Route("/login", log_in, methods=["POST"]),
+    Route("/logout", log_out, methods=["POST"]),
+    Route("/events", events),
+    Route("/static/{name}", asset),
+)

@@ -1,0 +1,143 @@
+"""Starting the service: where it listens, who may come in, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from validator.errors import Unable, UserError
+from validator.service.app import make_app
+from validator.service.index import RunIndex, index_path
+from validator.service.tokens import Tokens
+
+_HEADERS_S = 15.0
+_END_S = 5
+_MAX_CONNECTIONS = 400
+
+
+class ListenError(UserError):
+    """An address that the service must not or cannot listen on; the message says why and what to do."""
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """`127.0.0.1:8700` or `[::1]:8700` as host and port; raises ListenError."""
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ListenError(f"--listen {text}: write an address and a port, such as 127.0.0.1:8700 or [::1]:8700")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def tokens_for(host: str, given: Path | None) -> Tokens | None:
+    """The tokens that are needed to listen on a host: none on loopback, unless their file is given.
+
+    Raises:
+        ListenError: when they are needed and there are none.
+        TokenError: when their file cannot be used.
+    """
+    if given is None and is_loopback(host):
+        return None
+    tokens = Tokens(given or Tokens.default_path())
+    if not tokens.all():
+        why = f"--token-file {given} has no token" if given else f"--listen {host} needs tokens, since others reach it"
+        at = f" --token-file {given}" if given else ""
+        raise ListenError(f"{why}; make one with `validator token add NAME --role run{at}`, or listen on 127.0.0.1")
+    return tokens
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed when the head of a request takes too long: many that say little cost a server all."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(_HEADERS_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        idle = getattr(self.cycle, "response_complete", True)  # no cycle before the first request
+        if not idle and self._late is not None:
+            self._late.cancel()
+            self._late = None
+        elif idle and self._late is None:
+            self._late = self.loop.call_later(_HEADERS_S, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+
+class _Server(uvicorn.Server):
+    """A server that ends by a signal as well as by itself: open streams are closed, and the exit code is 0."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Remember the loop that streams are closed in."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by a signal's handler."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._app.state.service.feed.close)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there; raises Unable where the machine does not allow it."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError as error:
+        raise Unable(f"--listen {host}:{port}: {error.strerror or error}; choose another port") from error
+    return made
+
+
+def serve(reports: Path, *, listen: str, token_file: Path | None = None, rebuild: bool = False) -> None:
+    """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
+
+    Raises:
+        FolderError: when there is no such folder.
+        ListenError: when the address needs tokens that are not there.
+        Unable: when the address is in use, or the index cannot be written.
+    """
+    host, port = parse_listen(listen)
+    tokens = tokens_for(host, token_file)
+    made = bound(host, port)
+    index = RunIndex(reports, index_path(reports), rebuild=rebuild)
+    index.refresh(full=True)
+    app = make_app(index, tokens)
+    at = f"[{host}]" if ":" in host else host
+    who = "a token is needed" if tokens else "no token is needed"
+    sys.stderr.write(f"serving {index.reports} at http://{at}:{made.getsockname()[1]}/ ({who}); Ctrl-C ends it\n")
+    options: dict[str, Any] = {"http": _Connection, "ws": "none", "lifespan": "on", "loop": "asyncio"}
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_END_S,
+        limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10, **options,
+    )  # fmt: skip
+    _Server(config, app).run(sockets=[made])

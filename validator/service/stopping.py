@@ -1,0 +1,74 @@
+"""Stopping a validation from outside: the same requests as by Ctrl-C, sent to its runner and to no other process.
+
+A folder names its runner by pid, start and host, and may have come from anywhere. So a process counts as the runner
+only while it also has the folder's journal open, and it is held by a handle before that is looked at: the kernel
+cannot give its pid to another one meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from validator.errors import Unable
+from validator.runs.folder import RunFolder, Runner
+from validator.runs.replay import ending, events_of, last_runner
+
+StopHow = Literal["stop", "halt"]
+"""`stop` lets the trainer checkpoint within its grace period; `halt` waits for nothing."""
+
+_BETWEEN_S = 0.5
+"""Between two requests: signals of one number that wait together count as one."""
+
+
+def works_on(runner: Runner, folder: RunFolder) -> bool:
+    """Whether the runner lives on this machine and has the folder's journal open."""
+    if not runner.alive():
+        return False
+    with suppress(OSError), folder.tree() as tree:
+        journal = tree.stat(folder.journal.name)
+        with os.scandir(f"/proc/{runner.pid}/fd") as opened:
+            for entry in opened:
+                with suppress(OSError):  # closed meanwhile
+                    if os.path.samestat(Path(entry.path).stat(), journal):
+                        return True
+    return False
+
+
+def is_running(folder: RunFolder) -> bool:
+    """Whether a runner works on the folder now."""
+    events = events_of(folder)
+    return ending(events) is None and works_on(last_runner(folder, events), folder)
+
+
+def request_stop(folder: RunFolder, how: StopHow) -> Runner:
+    """Ask the runner of a folder to end: by one SIGTERM, or to `halt` by a second one, which skips every grace period.
+
+    Returns the runner that was asked.
+
+    Raises:
+        Unable: when no runner works on the folder, or it belongs to another user.
+    """
+    runner = last_runner(folder, events_of(folder))
+    try:
+        handle = os.pidfd_open(runner.pid)
+    except OSError as error:
+        raise Unable(f"{folder.header.run_id} is not running here: process {runner.pid}: {error.strerror}") from error
+    try:
+        if not works_on(runner, folder):
+            raise Unable(f"{folder.header.run_id} is not running here: no process works on its journal")
+        for place in range(2 if how == "halt" else 1):
+            if place:
+                time.sleep(_BETWEEN_S)
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it ended meanwhile, which is what was asked
+    except PermissionError as error:
+        raise Unable(f"process {runner.pid} belongs to another user, who has to stop {folder.header.run_id}") from error
+    finally:
+        os.close(handle)
+    return runner

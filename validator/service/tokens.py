@@ -1,0 +1,138 @@
+"""Tokens of the service: who may read, hand in results, or stop validations. The file holds their hashes alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field, ValidationError, field_validator
+
+from validator.documents import parse_json
+from validator.errors import UserError
+from validator.files import replacing
+from validator.model.units import Frozen
+from validator.nightly.settings import user_folder
+from validator.times import iso_now
+
+Role = Literal["read", "push", "run"]
+
+_ALLOWS: dict[Role, frozenset[Role]] = {
+    "read": frozenset({"read"}),
+    "push": frozenset({"push"}),
+    "run": frozenset({"read", "push", "run"}),
+}
+_PREFIX = "vt_"
+_MAX_BYTES = 1 << 20
+
+
+class TokenError(UserError):
+    """A token or its file that cannot be used; the message names it and the fix."""
+
+
+class Token(Frozen):
+    """One token. `sha256` is that of its text, which has 256 random bits, so that no slower hash is needed."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")
+    role: Role
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created: str
+
+    def allows(self, role: Role) -> bool:
+        """Whether its holder may do what needs `role`: `run` allows all, the others only themselves."""
+        return role in _ALLOWS[self.role]
+
+
+class _TokenList(Frozen):
+    """The file."""
+
+    schema_version: Literal[1] = 1
+    tokens: tuple[Token, ...] = ()
+
+    @field_validator("tokens")
+    @classmethod
+    def _once_each(cls, tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        if len({one.name for one in tokens}) != len(tokens):
+            raise ValueError("two tokens have one name")
+        return tokens
+
+
+class Tokens(NamedTuple):
+    """The tokens of a file; read again when the file has changed, so that what is revoked ends at once."""
+
+    path: Path
+
+    @classmethod
+    def default_path(cls) -> Path:
+        """Where tokens are kept unless the user says otherwise."""
+        return user_folder("XDG_CONFIG_HOME", ".config") / "validator" / "tokens.json"
+
+    def all(self) -> tuple[Token, ...]:
+        """Every token; none where there is no file.
+
+        Raises:
+            TokenError: when the file cannot be read, or others may read or change it.
+        """
+        try:
+            status = self.path.stat()
+            data = self.path.read_bytes() if status.st_size <= _MAX_BYTES else b""
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise TokenError(f"--token-file {self.path} cannot be read: {error.strerror}") from error
+        if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (os.getuid(), 0):
+            raise TokenError(f"--token-file {self.path} is open to other users; chmod 600 {self.path}")
+        try:
+            return _TokenList.model_validate(parse_json(data)).tokens
+        except (ValidationError, ValueError) as error:
+            first = str(error).splitlines()[0]
+            raise TokenError(f"--token-file {self.path} is not what `validator token` writes ({first})") from error
+
+    def add(self, name: str, role: Role) -> str:
+        """Make a token and return its text, which is stored nowhere.
+
+        Raises:
+            TokenError: when the name is taken or not one, or the file cannot be written.
+        """
+        known = self.all()
+        if any(one.name == name for one in known):
+            raise TokenError(f"{name} is a token already; revoke it first, or choose another name")
+        text = _PREFIX + secrets.token_urlsafe(32)
+        try:
+            made = Token(name=name, role=role, sha256=_digest(text), created=iso_now("seconds"))
+        except ValidationError as error:
+            raise TokenError(
+                f"{name!r} is no name of a token; use at most 61 letters, digits, `.`, `_`, `-`"
+            ) from error
+        self._write((*known, made))
+        return text
+
+    def revoke(self, name: str) -> None:
+        """Remove a token. Raises TokenError when there is none of that name, or the file cannot be written."""
+        known = self.all()
+        kept = tuple(one for one in known if one.name != name)
+        if len(kept) == len(known):
+            raise TokenError(f"{name} is no token; `validator token list` shows them")
+        self._write(kept)
+
+    def find(self, text: str) -> Token | None:
+        """The token of a text. Each hash is compared in full, so that the time says nothing of it."""
+        digest = _digest(text)
+        found = [one for one in self.all() if hmac.compare_digest(one.sha256, digest)]
+        return found[0] if found else None
+
+    def _write(self, tokens: tuple[Token, ...]) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(self.path, mode=0o600) as file:
+                file.write(_TokenList(tokens=tokens).model_dump_json(indent=2).encode() + b"\n")
+        except OSError as error:
+            raise TokenError(f"--token-file {self.path} cannot be written: {error.strerror}") from error
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
