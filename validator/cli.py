@@ -31,7 +31,7 @@ _ACTING = re.compile(
 )
 """Control characters and direction overrides, but for line ends, tabs and the sequences that are the command's own."""
 
-_PRINT_ONLY = ("plan", "list", "history", "baseline", "schema")
+_PRINT_ONLY = ("plan", "list", "history", "baseline", "token", "schema")
 """Commands whose answer is what they print: output that was lost is a failure. Of the others it is the exit code."""
 
 

@@ -65,6 +65,8 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
             ),
         ),
         (["list"], ("validator.kinds", "validator.plan", "validator.model", "validator.runbook.load")),
+        (["serve", "--help"], ("validator.service", "starlette", "uvicorn", "anyio", "sqlite3", "prometheus_client")),
+        (["token", "list"], ("starlette", "uvicorn", "validator.runbook", "numpy", "validator.service.index")),
         (["nightly", "install", "--help"], ("validator.nightly", "validator.runbook", "validator.model")),
         (["nightly", "status"], ("numpy", "jinja2", "validator.history", "validator.report", "validator.runbook")),
     ],

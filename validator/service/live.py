@@ -186,9 +186,8 @@ class _Followed:
             runner = last_runner(folder, self._events)
         except (FolderError, OSError, ValueError):
             return None
-        ended = ending(self._events) is not None
-        working = not ended and works_on(runner, folder)
-        if not working and (ended or not self._undecided()):
+        working = works_on(runner, folder)  # also while it writes its last report
+        if not working and (ending(self._events) is not None or not self._undecided()):
             return None
         header = folder.header
         return Running(

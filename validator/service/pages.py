@@ -80,7 +80,7 @@ def past(request: Request) -> Response:
     number = whole_number(request, "page", 1, least=1, most=100_000)
     found, total = index.find(wanted, limit=PAGE, offset=(number - 1) * PAGE)
     choices = [
-        {"name": name, "label": _NAMES[name], "values": _shown(values), "chosen": getattr(wanted, name)}
+        {"name": name, "label": _NAMES[name], "values": _options_of(values), "chosen": getattr(wanted, name)}
         for name, values in index.choices().items()
     ]
     pages = {}
@@ -94,7 +94,7 @@ def past(request: Request) -> Response:
     )  # fmt: skip
 
 
-def _shown(values: Sequence[str]) -> list[tuple[str, str]]:
+def _options_of(values: Sequence[str]) -> list[tuple[str, str]]:
     return [(value, one_line(value.replace("_", "-") if value in _DECISIONS else value, limit=80)) for value in values]
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from validator.errors import Unable
 from validator.runs.folder import RunFolder, Runner
-from validator.runs.replay import ending, events_of, last_runner
+from validator.runs.replay import events_of, last_runner
 
 StopHow = Literal["stop", "halt"]
 """`stop` lets the trainer checkpoint within its grace period; `halt` waits for nothing."""
@@ -37,12 +37,6 @@ def works_on(runner: Runner, folder: RunFolder) -> bool:
                     if os.path.samestat(Path(entry.path).stat(), journal):
                         return True
     return False
-
-
-def is_running(folder: RunFolder) -> bool:
-    """Whether a runner works on the folder now."""
-    events = events_of(folder)
-    return ending(events) is None and works_on(last_runner(folder, events), folder)
 
 
 def request_stop(folder: RunFolder, how: StopHow) -> Runner:

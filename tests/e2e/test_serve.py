@@ -1,0 +1,111 @@
+"""A service as a user starts it, with a validation that really runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import python, start_validator
+from tests.validator.service.serving import form_key
+
+RUNBOOK = """
+schema: 1
+name: waits
+phases:
+  - {id: long, kind: command, run: sleep 60}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for a user's settings and runs."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "waits.yaml").write_text(RUNBOOK, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def address(home: Path) -> Iterator[str]:
+    """Where a server listens that ends well by SIGTERM, also with a viewer."""
+    with start_validator("serve", "--listen", "127.0.0.1:0", cwd=home, stderr=subprocess.PIPE) as server:
+        try:
+            assert server.stderr is not None
+            found = re.search(r"http://[\d.:]+/", server.stderr.readline())
+            assert found
+            yield found[0]
+            with urllib.request.urlopen(found[0] + "events", timeout=10) as events:
+                assert events.readline().startswith(b"retry")
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(timeout=20) == 0
+        finally:
+            server.kill()
+
+
+def until(found: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + 30
+    while not found():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def test_a_running_validation_is_shown_and_stopped(home: Path, address: str) -> None:
+    def running() -> list[dict[str, object]]:
+        with urllib.request.urlopen(address + "api/v1/running", timeout=10) as answer:
+            return list(json.load(answer)["running"])
+
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with start_validator("run", "waits.yaml", cwd=home, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as runner:
+        try:
+            until(lambda: any(one["run"] for one in running()), "no run is open")
+            (one,) = running()
+            assert one["working"]
+            assert [phase["status"] for phase in one["phases"]] == ["RUNNING"]  # type: ignore[attr-defined]
+            stop = f"{address}stop/{one['folder']}?how=halt"
+            with opener.open(stop, timeout=10) as page:
+                key = form_key(page.read().decode())
+            with opener.open(stop, f"how=halt&key={key}".encode(), timeout=10) as page:
+                assert page.url == f"{address}runs/{one['folder']}/"
+            assert runner.wait(timeout=30) == 130
+        finally:
+            runner.kill()
+    assert running() == []
+    result = json.loads((home / "reports" / str(one["folder"]) / "result.json").read_text(encoding="utf-8"))
+    assert (result["decision"], result["exit_code"]) == ("INCONCLUSIVE", 130)
+
+
+def test_what_cannot_be_served_is_a_sentence(home: Path) -> None:
+    missing = """
+import sys
+sys.modules["uvicorn"] = None
+sys.argv = ["validator", "serve"]
+from validator.cli import main
+main()
+"""
+    for code, arguments, said in (
+        (4, ("-c", missing), "pip install 'training-validator[serve]'"),
+        (2, ("-m", "validator", "serve", "--listen", "0.0.0.0:0"), "validator token add NAME --role run"),
+        (2, ("-m", "validator", "serve", "--reports", "none", "--listen", "127.0.0.1:0"), "none is no folder"),
+    ):
+        done = python(*arguments, cwd=home)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_tokens_are_made_listed_and_revoked(home: Path) -> None:
+    made = python("-m", "validator", "token", "add", "ci", "--role", "push", cwd=home)
+    assert re.fullmatch(r"vt_[\w-]{43}\n", made.stdout)
+    listed = python("-m", "validator", "token", "list", "--json", cwd=home)
+    assert [(one["name"], one["role"]) for one in json.loads(listed.stdout)] == [("ci", "push")]
+    assert python("-m", "validator", "token", "add", "x", "--role", "all", cwd=home).returncode == 2
+    assert python("-m", "validator", "token", "revoke", "ci", cwd=home).returncode == 0
+    assert python("-m", "validator", "token", "revoke", "ci", cwd=home).returncode == 2
