@@ -38,6 +38,7 @@ _MAX_FAILURES, _FAILURES_S = 10, 60.0
 """Wrong tokens from one address within so many seconds, after which each is refused unseen."""
 
 _OPEN = ("/login", "/static/")
+_PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 POLICY = (
@@ -145,14 +146,18 @@ class Access:
     def require_own_form(self, request: Request, form: Mapping[str, str]) -> None:
         """Raises HTTPException 403 unless a form was sent by a page of this service to the one who sends it back."""
         visitor = visitor_of(request)
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise HTTPException(403, "The form was sent by another site.")
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise HTTPException(403, "The form was sent by another site.")
+        require_own_origin(request)
         sent = form.get("key", "")
         if not visitor.session or not hmac.compare_digest(sent.encode(), self.form_key(visitor.session).encode()):
             raise HTTPException(403, "The form has expired: open the page again.")
+
+
+def require_own_origin(request: Request) -> None:
+    """Raises HTTPException 403 where the browser says that a page of another site sent this."""
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    other = origin is not None and origin.partition("://")[2] != host
+    if other or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise HTTPException(403, "The form was sent by another site.")
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -231,10 +236,12 @@ class Guard:
         headers, path = Headers(scope=scope), str(scope["path"])
         if self._access.tokens is None and _host(headers.get("host", "")) not in LOOPBACK:
             return PlainTextResponse("Without tokens only names of this machine are answered: use 127.0.0.1.\n", 421)
+        if self._access.tokens is None and any(name in headers for name in _PROXIED):
+            return PlainTextResponse("A proxy passes this on: start the service with --token-file.\n", 421)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
             return PlainTextResponse("The address is too long.\n", 414)
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length[:18]) > MAX_BODY_BYTES:
+        if not (length.isascii() and length.isdigit()) or int(length[:18]) > MAX_BODY_BYTES:
             return PlainTextResponse("The request is too large.\n", 413)
         address = (scope.get("client") or ("",))[0]
         scope["visitor"] = visitor = self._access.visitor(headers, address)

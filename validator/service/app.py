@@ -37,6 +37,7 @@ def make_app(index: RunIndex, tokens: Tokens | None) -> Starlette:
         exception_handlers={HTTPException: _refused, UserError: _cannot},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
     app.state.service = Service(index, live, access, Feed(live), assets())
     return app
 
@@ -51,7 +52,7 @@ async def _cannot(request: Request, error: Exception) -> Response:
 
 
 def _error(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:
-    if request.url.path.startswith(api.BASE):
+    if request.scope["path"].startswith(api.BASE):
         return JSONResponse({"error": clean(why)}, status, headers)
     response = page(request, "error", status=status, code=status, why=clean(why))
     response.headers.update(headers)

@@ -72,7 +72,7 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> HT
         visitor=visitor,
         logged_in=visitor.needs_token and visitor.token is not None,
         form_key=service.access.form_key(visitor.session) if visitor.session else "",
-        path=request.url.path,
+        path=request.scope["path"],
         version=validator.__version__,
         asset={name: f"/static/{name}?{_hash(content)}" for name, (content, _) in service.assets.items()},
         **values,

@@ -31,7 +31,7 @@ _VERSION = 1
 _FRESH_S = 1.0
 """How long an answer may be old before the folder is looked at again."""
 
-_FULL_S = 15.0
+_FULL_S = 30.0
 """Time between two looks at all folders. Between them only new folders and those in progress are looked at."""
 
 _TABLE = """

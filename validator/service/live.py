@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from validator.errors import FolderError
 from validator.model.plan import Plan, RunSpec
 from validator.model.verdict import Status, ValidationReport
 from validator.pipeline.write import remaining_time
@@ -183,9 +182,12 @@ class _Followed:
         try:
             folder = self._folder = self._folder or RunFolder.open(self.root)
             self._read(folder)
-            runner = last_runner(folder, self._events)
-        except (FolderError, OSError, ValueError):
+            return self._running(folder, asked)
+        except Exception:  # noqa: BLE001 -- a folder that others wrote must not hide those that run
             return None
+
+    def _running(self, folder: RunFolder, asked: StopHow | Literal[""]) -> Running | None:
+        runner = last_runner(folder, self._events)
         working = works_on(runner, folder)  # also while it writes its last report
         if not working and (ending(self._events) is not None or not self._undecided()):
             return None

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -27,7 +28,7 @@ from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
 from validator.report.contrast import since_view
 from validator.report.page import StatusView
-from validator.service.access import form_of, inner_path, require, set_cookie, visitor_of
+from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
 from validator.service.context import page, run_filter, service_of, whole_number
 from validator.service.events import shape_of
 from validator.service.files import listed_logs, run_file
@@ -184,20 +185,28 @@ def _stored(folder: Path) -> ValidationReport | None:
         return None
 
 
+_COMPARING = BoundedSemaphore(4)
+"""A comparison may judge a run of an older version again, which takes seconds."""
+
+
 def contrast_of(request: Request) -> ContrastReport | None:
     """The two runs that an address names, compared; None where it does not name both.
 
     Raises:
-        HTTPException: 404 for a run that is not here, 409 where they cannot be compared.
+        HTTPException: 404 for a run that is not here, 409 where they cannot be compared, 503 while too many are.
     """
     a, b = (request.query_params.get(side, "") for side in ("a", "b"))
     if not a or not b:
         return None
     sides = [service_of(request).known(name) for name in (a, b)]
+    if not _COMPARING.acquire(blocking=False):
+        raise HTTPException(503, "Other runs are being compared: try again.", {"retry-after": "5"})
     try:
         return compare(sides[0], sides[1])
     except UserError as error:
         raise HTTPException(409, clean(str(error))) from error
+    finally:
+        _COMPARING.release()
 
 
 def compared(request: Request) -> Response:
@@ -225,8 +234,8 @@ def ask_stop(request: Request) -> Response:
     if visitor.session:
         return page(request, "stop", how=how, card=card(running))
     # A form needs a session that it belongs to, also where nobody logs in.
-    response = RedirectResponse(f"{request.url.path}?how={how}", 303)
-    set_cookie(response, service.access.log_in(""), secure=request.url.scheme == "https")
+    response = RedirectResponse(f"{quote(request.scope['path'])}?how={how}", 303)
+    set_cookie(response, service.access.log_in(""), secure=request.scope["scheme"] == "https")
     return response
 
 
@@ -243,7 +252,7 @@ async def stop(request: Request) -> Response:
         await run_in_threadpool(service.live.stop, folder, how)
     except (UserError, OSError) as error:
         raise HTTPException(409, clean(str(error))) from error
-    sys.stderr.write(f"{iso_now('seconds')} {visitor.name} asked for {how} of {folder.name}\n")
+    sys.stderr.write(f"{iso_now('seconds')} {visitor.name} asked for {how} of {one_line(folder.name)}\n")
     return RedirectResponse(f"/runs/{quote(folder.name, safe='')}/", 303)
 
 
@@ -258,6 +267,7 @@ def ask_token(request: Request) -> Response:
 async def log_in(request: Request) -> Response:
     """Begin a session; a wrong token gets the form again."""
     service, form = service_of(request), await form_of(request)
+    require_own_origin(request)
     target = inner_path(form.get("next", "/"))
     if service.access.tokens is None:
         return RedirectResponse(target, 303)
@@ -266,7 +276,7 @@ async def log_in(request: Request) -> Response:
     if token is None or not token.allows("read"):
         return page(request, "login", status=403, next=target, wrong=True)
     response = RedirectResponse(target, 303)
-    set_cookie(response, service.access.log_in(form["token"]), secure=request.url.scheme == "https")
+    set_cookie(response, service.access.log_in(form["token"]), secure=request.scope["scheme"] == "https")
     return response
 
 
@@ -276,7 +286,7 @@ async def log_out(request: Request) -> Response:
     service.access.require_own_form(request, form)
     service.access.log_out(visitor_of(request).session)
     response = RedirectResponse("/login", 303)
-    set_cookie(response, "", secure=request.url.scheme == "https")
+    set_cookie(response, "", secure=request.scope["scheme"] == "https")
     return response
 
 

@@ -94,6 +94,7 @@ def test_a_login_gives_a_cookie_that_ends_with_its_token(tmp_path: Path, tokens:
     text = tokens.add("me", "read")
     asking = client(tmp_path / "reports", tokens)
     assert asking.post("/login", data={"token": "vt_wrong"}).status_code == 403
+    assert asking.post("/login", data={"token": text}, headers={"origin": "http://evil.test"}).status_code == 403
     done = asking.post("/login", data={"token": text, "next": "//evil.test/"})
     assert (done.status_code, done.headers["location"]) == (303, "/")
     cookie = done.headers["set-cookie"].lower()
@@ -127,6 +128,21 @@ def test_without_tokens_another_name_is_not_answered(tmp_path: Path, host: str) 
     assert asking.get("/", headers={"host": "localhost:1"}).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["[", "evil.test", "a b", "[::1"])
+def test_an_odd_host_is_neither_repeated_nor_an_error(tmp_path: Path, tokens: Tokens, host: str) -> None:
+    text = tokens.add("me", "run")
+    asking = client(tmp_path / "reports", tokens)
+    for path in ("/", "/past", "/none", "/api/v1/runs", "/login", "/past/"):
+        answer = asking.get(path, headers={"host": host, **bearer(text)})
+        assert answer.status_code in (200, 404)
+        assert "evil" not in answer.text + str(answer.headers)
+
+
+def test_without_tokens_a_proxy_is_not_answered(tmp_path: Path) -> None:
+    asking = client(tmp_path / "reports")
+    assert asking.get("/", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 421
+
+
 def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
     asking = client(tmp_path / "reports")
     assert asking.get("/past?runbook=" + "x" * access.MAX_TARGET_BYTES).status_code == 414
@@ -136,7 +152,9 @@ def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
     assert asking.post("/login", content=chunks, headers=form).status_code == 413
     assert asking.post("/login", json={"token": "x"}).status_code == 415
     assert asking.post("/login", content="&".join("a=1" for _ in range(50)), headers=form).status_code == 400
+    assert asking.get("/past", headers={"content-length": "²".encode("latin-1")}).status_code == 413
     assert asking.request("DELETE", "/past").status_code == 405
+    assert asking.get("/past/").status_code == 404, "no redirect to a name that the request chose"
 
 
 def test_every_answer_has_the_headers_that_limit_a_page(tmp_path: Path) -> None:
