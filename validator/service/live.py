@@ -148,6 +148,8 @@ class LiveRuns:
                     if (one := followed.look(self._asked.get(name, ""))) is not None
                 ]
                 self._seen = tuple(sorted(seen, key=lambda one: (one.working, one.started), reverse=True))
+                working = {one.folder for one in seen if one.working}
+                self._asked = {name: how for name, how in self._asked.items() if name in working}
                 self._looked = time.monotonic()
             return self._seen
 

@@ -176,6 +176,7 @@ def test_a_stop_is_asked_twice_and_comes_from_our_own_form(tmp_path: Path, monke
         asked.append((folder.header.run_id, how))
 
     monkeypatch.setattr(live, "request_stop", request_stop)
+    monkeypatch.setattr(live, "_LOOK_S", 0.0)
     asking = client(tmp_path / "reports")
     address = f"/stop/{folder.root.name}"
     with journal:
@@ -202,6 +203,7 @@ def test_a_stop_is_asked_twice_and_comes_from_our_own_form(tmp_path: Path, monke
 
         monkeypatch.setattr(live, "request_stop", refuse)
         assert asking.post(address, data=good).status_code == 409
+    assert "HALTING" not in asking.get("/").text, "its runner has ended"
 
 
 @pytest.mark.parametrize(
