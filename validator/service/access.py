@@ -31,6 +31,7 @@ MAX_BODY_BYTES = 16 << 10
 """Of a form: a token, a path and a number."""
 
 MAX_TARGET_BYTES = 4 << 10
+MAX_HEADER_BYTES = 16 << 10
 _BODY_S = 10.0
 _SESSION_S = 12 * 3600.0
 _MAX_SESSIONS = 1000
@@ -240,6 +241,8 @@ class Guard:
             return PlainTextResponse("A proxy passes this on: start the service with --token-file.\n", 421)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
             return PlainTextResponse("The address is too long.\n", 414)
+        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+            return PlainTextResponse("The headers are too long.\n", 431)
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length[:18]) > MAX_BODY_BYTES:
             return PlainTextResponse("The request is too large.\n", 413)

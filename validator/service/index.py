@@ -34,6 +34,8 @@ _FRESH_S = 1.0
 _FULL_S = 30.0
 """Time between two looks at all folders. Between them only new folders and those in progress are looked at."""
 
+_YOUNG_S = 60.0
+
 _TABLE = """
 CREATE TABLE IF NOT EXISTS runs(
   folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, runbook TEXT NOT NULL, machine TEXT NOT NULL, host TEXT NOT NULL,
@@ -90,6 +92,7 @@ class RunIndex:
         self._parent_ns = -1
         self._names: tuple[str, ...] = ()
         self._open: frozenset[str] = frozenset()
+        self._young: frozenset[str] = frozenset()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = self._opened(rebuild=rebuild)
@@ -137,7 +140,8 @@ class RunIndex:
                 self._names = tuple(self._folders())
             self._parent_ns, self._looked = parent_ns, now
             self._looked_fully = now if full else self._looked_fully
-            fresh = [name for name in self._names if full or name in self._open or name not in before]
+            looked_at = self._open | self._young
+            fresh = [name for name in self._names if full or name in looked_at or name not in before]
             self._update(fresh, gone=self._known() - frozenset(self._names) if listed else frozenset())
 
     def _folders(self) -> Iterator[str]:
@@ -155,13 +159,15 @@ class RunIndex:
 
     def _update(self, names: Sequence[str], *, gone: frozenset[str]) -> None:
         stamps = dict(self._db.execute("SELECT folder, stamp FROM runs"))
-        still_open, changed = set(self._open & set(self._names) - set(names)), len(gone)
+        still_open, young, changed = set(self._open & set(self._names) - set(names)), set[str](), len(gone)
         self._db.executemany("DELETE FROM runs WHERE folder = ?", [(name,) for name in gone])
         for name in names:
             folder = self.reports / name
             if not is_file(folder / "result.json"):
                 if is_run_folder(folder):
                     still_open.add(name)
+                elif _is_young(folder):
+                    young.add(name)
                 continue
             with suppress(OSError):  # gone meanwhile
                 stamp = stamp_of(folder)
@@ -173,7 +179,7 @@ class RunIndex:
         self._db.commit()
         if changed or still_open != self._open:
             self.revision += 1
-        self._open = frozenset(still_open)
+        self._open, self._young = frozenset(still_open), frozenset(young)
 
     def _store(self, name: str, stamp: str, entry: HistoryEntry | None) -> int:
         if entry is None:
@@ -256,6 +262,14 @@ class RunIndex:
         with self._lock:
             self.refresh()
             yield self._db
+
+
+def _is_young(folder: Path) -> bool:
+    """Whether a folder may have been made a moment ago, by a runner that has not written its header yet."""
+    try:
+        return time.time() - folder.stat().st_mtime < _YOUNG_S
+    except OSError:
+        return False
 
 
 def _decoded(data: bytes) -> HistoryEntry:

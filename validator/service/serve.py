@@ -113,6 +113,7 @@ def bound(host: str, port: int) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
+        made.listen()  # whoever reads the address may come at once
     except OSError as error:
         raise Unable(f"--listen {host}:{port}: {error.strerror or error}; choose another port") from error
     return made
@@ -135,9 +136,14 @@ def serve(reports: Path, *, listen: str, token_file: Path | None = None, rebuild
     at = f"[{host}]" if ":" in host else host
     who = "a token is needed" if tokens else "no token is needed"
     sys.stderr.write(f"serving {index.reports} at http://{at}:{made.getsockname()[1]}/ ({who}); Ctrl-C ends it\n")
+    make_server(app).run(sockets=[made])
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """The server of an application, with the limits that do not depend on what is asked."""
     options: dict[str, Any] = {"http": _Connection, "ws": "none", "lifespan": "on", "loop": "asyncio"}
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_END_S,
         limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10, **options,
     )  # fmt: skip
-    _Server(config, app).run(sockets=[made])
+    return _Server(config, app)

@@ -17,6 +17,7 @@ from typing import Literal
 from validator.errors import Unable
 from validator.runs.folder import RunFolder, Runner
 from validator.runs.replay import events_of, last_runner
+from validator.system.processes import catches
 
 StopHow = Literal["stop", "halt"]
 """`stop` lets the trainer checkpoint within its grace period; `halt` waits for nothing."""
@@ -45,7 +46,8 @@ def request_stop(folder: RunFolder, how: StopHow) -> Runner:
     Returns the runner that was asked.
 
     Raises:
-        Unable: when no runner works on the folder, or it belongs to another user.
+        Unable: when no runner works on the folder, when it does not catch signals (yet, or any more), or it belongs
+            to another user.
     """
     runner = last_runner(folder, events_of(folder))
     try:
@@ -55,10 +57,13 @@ def request_stop(folder: RunFolder, how: StopHow) -> Runner:
     try:
         if not works_on(runner, folder):
             raise Unable(f"{folder.header.run_id} is not running here: no process works on its journal")
-        for place in range(2 if how == "halt" else 1):
-            if place:
-                time.sleep(_BETWEEN_S)
-            signal.pidfd_send_signal(handle, signal.SIGTERM)
+        if not catches(runner.pid, signal.SIGTERM):
+            raise Unable(f"{folder.header.run_id} is starting or ending, so that a signal would kill it; try again")
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        if how == "halt":
+            time.sleep(_BETWEEN_S)
+            if works_on(runner, folder) and catches(runner.pid, signal.SIGTERM):  # it may be ending by now
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
     except ProcessLookupError:
         pass  # it ended meanwhile, which is what was asked
     except PermissionError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from tests.validator.history.folders import make_run
 from tests.validator.service.serving import client, form_key, make_running
 from validator.errors import Unable
 from validator.service import access, live, serve
+from validator.service.app import make_app
+from validator.service.index import RunIndex
 from validator.service.tokens import TokenError, Tokens
 
 
@@ -146,6 +150,7 @@ def test_without_tokens_a_proxy_is_not_answered(tmp_path: Path) -> None:
 def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
     asking = client(tmp_path / "reports")
     assert asking.get("/past?runbook=" + "x" * access.MAX_TARGET_BYTES).status_code == 414
+    assert asking.get("/", headers={"x": "x" * access.MAX_HEADER_BYTES}).status_code == 431
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert asking.post("/login", content=b"x" * (access.MAX_BODY_BYTES + 1), headers=form).status_code == 413
     chunks = (b"x" * 1000 for _ in range(100))  # of no declared length
@@ -204,6 +209,27 @@ def test_a_stop_is_asked_twice_and_comes_from_our_own_form(tmp_path: Path, monke
         monkeypatch.setattr(live, "request_stop", refuse)
         assert asking.post(address, data=good).status_code == 409
     assert "HALTING" not in asking.get("/").text, "its runner has ended"
+
+
+def test_a_client_that_sends_slowly_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_HEADERS_S", 0.3)
+    (tmp_path / "reports").mkdir()
+    app = make_app(RunIndex(tmp_path / "reports", tmp_path / "index.sqlite"), None)
+    server = serve.make_server(app)
+    with serve.bound("127.0.0.1", 0) as made:
+        port = made.getsockname()[1]
+        running = threading.Thread(target=server.run, kwargs={"sockets": [made]})
+        running.start()
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+                slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+                assert slow.recv(1) == b"", "it is closed"
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as quick:
+                quick.sendall(b"GET /static/service.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert quick.recv(12) == b"HTTP/1.1 200"
+        finally:
+            server.should_exit = True
+            running.join(timeout=20)
 
 
 @pytest.mark.parametrize(

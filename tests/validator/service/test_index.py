@@ -65,6 +65,17 @@ def test_what_changes_in_the_folders_changes_in_the_index(reports: Path, tmp_pat
     assert index.path_of(gone.name) is None
 
 
+def test_a_folder_is_found_whose_header_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner makes the folder first: a look in between must not hide the run until the next look at all folders."""
+    monkeypatch.setattr("validator.service.index._FRESH_S", 0.0)
+    folder = tmp_path / "reports" / "20260101T000000Z-a-host-0000"
+    folder.mkdir(parents=True)
+    index = opened(tmp_path)
+    assert index.open_folders() == ()
+    (folder / "run.json").write_text("{}", encoding="utf-8")
+    assert index.open_folders() == (folder.name,)
+
+
 def test_a_damaged_or_older_index_is_built_again(reports: Path, tmp_path: Path) -> None:
     opened(tmp_path).close()
     path = tmp_path / "state" / "index.sqlite"

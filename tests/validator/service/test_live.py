@@ -78,11 +78,11 @@ def test_one_that_ended_is_not_shown(tmp_path: Path) -> None:
     assert looked(tmp_path / "reports") == ()
 
 
-def sleeper(journal: Path | None) -> subprocess.Popen[bytes]:
+def sleeper(journal: Path | None, *, catching: bool = True) -> subprocess.Popen[bytes]:
     """A process that counts SIGTERM and ends with the count, with a journal open or none."""
     code = (
         "import signal, sys, time\nseen = []\n"
-        "signal.signal(signal.SIGTERM, lambda *_: seen.append(1))\n"
+        f"{catching} and signal.signal(signal.SIGTERM, lambda *_: seen.append(1))\n"
         "held = open(sys.argv[1], 'a') if len(sys.argv) > 1 else None\nprint('ready', flush=True)\n"
         "end = time.monotonic() + 20\n"
         "while not seen and time.monotonic() < end: time.sleep(0.01)\n"
@@ -105,6 +105,19 @@ def test_the_runner_gets_one_request_or_two(tmp_path: Path, how: str, signals: i
         journal.append("resumed", runner=runner)
         assert request_stop(folder, how).pid == process.pid  # type: ignore[arg-type]
         assert process.wait(timeout=10) == signals
+
+
+def test_a_runner_that_a_signal_would_kill_gets_none(tmp_path: Path) -> None:
+    """It is starting or ending: its report may still have to be written."""
+    folder, journal = make_running(tmp_path / "reports")
+    process = sleeper(folder.journal, catching=False)
+    with process, journal:
+        created = psutil.Process(process.pid).create_time()
+        journal.append("resumed", runner=Runner(pid=process.pid, pid_created=created, host=folder.header.host))
+        with pytest.raises(Unable, match="try again"):
+            request_stop(folder, "halt")
+        assert process.poll() is None
+        process.kill()
 
 
 def test_no_other_process_is_ever_signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
