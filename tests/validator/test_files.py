@@ -158,6 +158,7 @@ _ALLOWED = {
     "bisect/side.py": "a config that the operator names, read as YAML by parse_yaml",
     "bisect/work.py": "a folder that the command has just made",
     "kinds/storage.py": "the disk that it measures, /proc, and what its own process printed",
+    "service/tokens.py": "the operator's own tokens, whose mode it checks",
     "supervise/lock.py": "the private folder of locks",
     "runs/journal.py": "the journal of this runner, which it holds",
     "supervise/launch.py": "logs of a run that has not started; files that the operator's command names",

@@ -78,8 +78,8 @@ class Tokens(NamedTuple):
             TokenError: when the file cannot be read, or others may read or change it.
         """
         try:
-            status = self.path.stat()
-            data = self.path.read_bytes() if status.st_size <= _MAX_BYTES else b""
+            with self.path.open("rb") as file:
+                status, data = os.fstat(file.fileno()), file.read(_MAX_BYTES + 1)
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -87,7 +87,7 @@ class Tokens(NamedTuple):
         if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (os.getuid(), 0):
             raise TokenError(f"--token-file {self.path} is open to other users; chmod 600 {self.path}")
         try:
-            return _TokenList.model_validate(parse_json(data)).tokens
+            return _TokenList.model_validate(parse_json(data if len(data) <= _MAX_BYTES else b"")).tokens
         except (ValidationError, ValueError) as error:
             first = str(error).splitlines()[0]
             raise TokenError(f"--token-file {self.path} is not what `validator token` writes ({first})") from error
