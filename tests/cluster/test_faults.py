@@ -92,7 +92,7 @@ FAULTS = {
     ),
     "a slow link": Fault(
         [pairs("links")],
-        {"links.slow": ("The link of n1 and n3", 30)},
+        {"links.slow": ("the link of n1 and n3", 30)},
         faults=lambda site: {"links": {"n1 n3": {"slow": 1 / 0.7}}},
         cluster={"nodes": 4},
     ),
