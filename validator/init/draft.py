@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from validator.init.command import nproc_key, trainer_keys
-from validator.init.effects import SHORT_ROWS, settings_to_try
+from validator.init.effects import MOST_ROWS, SHORT_ROWS, settings_to_try
 from validator.init.watched import WatchedCommand
+from validator.stats.effect import rows_needed
 from validator.text import format_number
 
 DOCS = "docs/own-trainer.md"
@@ -194,7 +195,9 @@ def _settings(watched: WatchedCommand) -> Iterator[str]:
     yield "  - id: settings"
     yield "    kind: settings"
     yield "    why: Whether the trainer obeys its settings, which it does not report, by what other values change."
-    steps, step_s = SHORT_ROWS * stride, watched.step_s or 0.0
+    losses = None if watched.reading is None else watched.reading.series.get("loss")
+    rows = SHORT_ROWS if losses is None else rows_needed(losses.values.tolist(), SHORT_ROWS, MOST_ROWS)
+    steps, step_s = rows * stride, watched.step_s or 0.0
     done = (watched.reading.last_step or 0) if watched.reading is not None else 0
     run_s = max(0.0, watched.seconds - done * step_s) + steps * step_s
     yield f"    steps: {steps}    # {runs} runs, about {_duration(runs * run_s)} with their starts"

@@ -15,8 +15,8 @@ from validator.init.watched import WatchedCommand
 from validator.model.arguments import is_learning_rate, is_seed, settings_in, shows_at_first
 from validator.model.settings import flat_name
 
-SHORT_ROWS = 6
-"""Rows of each run: a learning rate shows behind the second one."""
+SHORT_ROWS, MOST_ROWS = 6, 40
+"""Rows of each run: a learning rate shows behind the second one; losses of few digits need more."""
 
 _MOST = 6
 _CONFIG_BYTES = 2**20

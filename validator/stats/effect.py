@@ -83,6 +83,20 @@ def contrast_losses(declared: Sequence[Losses], changed: Losses, *, after_update
     return _equal_losses(steps, ours[0], last, after_update=after_update)
 
 
+def rows_needed(losses: Sequence[float], least: int, most: int) -> int:
+    """Rows in which different runs, with losses written like these, cannot agree by chance; from `least` to `most`.
+
+    The scatter of a few losses is known by a factor of two or so, thus half of it counts. `most` also where it is below
+    the last digit, and rows may not be enough.
+    """
+    finite = [value for value in losses if math.isfinite(value)]
+    scatter = _scatter(finite)
+    if not scatter:
+        return least
+    same = 2 * _last_digit([finite]) / scatter
+    return most if same >= 1 else min(most, max(least, math.ceil(math.log(_CHANCE) / math.log(same))))
+
+
 def _only_rounding(steps: tuple[int, ...]) -> LossContrast:
     return LossContrast(
         "open", "the losses differ by no more than their last digit, as rounding alone may make them", steps

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from validator.stats.effect import contrast_losses, contrast_times
+from validator.stats.effect import contrast_losses, contrast_times, rows_needed
 
 
 def losses(n: int = 6, *, seed: int = 1, digits: int | None = 4, scale: float = 1.0) -> dict[int, float]:
@@ -48,6 +48,18 @@ def test_few_digits_say_nothing_until_there_are_many_rows() -> None:
     assert contrast_losses([many, many], many).outcome == "same"
     flat = dict.fromkeys(range(1, 31), 0.69)
     assert contrast_losses([flat, flat], flat).outcome == "open", "a loss that never moves"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_losses_of_few_digits_get_the_rows_that_tell_runs_apart(seed: int) -> None:
+    """A bar that prints 7.79 had six rows: an ignored batch size was not decided, and forbade no GO."""
+    rows = rows_needed([*losses(12, seed=seed, digits=2).values()], 6, 40)
+    assert rows > 6
+    run = losses(rows, seed=seed + 100, digits=2)
+    assert contrast_losses([run, run], run).outcome == "same"
+    assert rows_needed([*losses(12, seed=seed, digits=6).values()], 6, 40) == 6
+    assert rows_needed([*losses(12, seed=seed, digits=1).values()], 6, 40) == 40
+    assert rows_needed([2.0], 6, 40) == 6, "too few to know their scatter"
 
 
 def test_few_rows_say_nothing() -> None:
