@@ -30,7 +30,7 @@ _LONG_GAP = 5.0
 """Times the usual pause that one must last to be named by itself."""
 
 _MIN_STALL_S = 0.02
-"""Seconds that a pause without a period must take."""
+"""Seconds that a pause without a period, or one that came a few times only, must take."""
 
 _TIMES = ("step_time_s", "toks_per_s")
 _EVEN = 0.8
@@ -98,6 +98,8 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
     hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
     if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
         return None  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
+    if len(at) < _MIN_REGULAR and float(np.median(stalls.extra_s)) < _MIN_STALL_S:
+        return None  # of a few such delays, three or four keep a period by chance in 1 to 3 runs of 100
     if stalls.lost < _LOST_INFO or _is_declared(run, at, period):
         return None
     about = "about " if stalls.slack else ""
@@ -241,7 +243,8 @@ def _period(steps: Steps, since: int, slack: int) -> int | None:
     period = int(np.median(gaps)) if len(gaps) else 0
     if period >= max(2, _SLACKS * slack) and len(gaps) >= 2:
         times = np.maximum(1, np.rint(gaps / period))
-        if float((np.abs(gaps - period * times) <= slack).mean()) >= _EVEN:
+        even = float((np.abs(gaps - period * times) <= slack).mean()) >= _EVEN
+        if even and len(gaps) >= _MOST * times.sum():  # what misses most of its turns keeps a period by chance
             return period if not slack else round(float(gaps.sum() / times.sum()))
     return _from_start(steps, since, slack)
 

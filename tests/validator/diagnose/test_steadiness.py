@@ -113,6 +113,18 @@ def test_a_declared_cadence_and_a_recorded_validation_are_no_stalls(tmp_path: Pa
     assert "periodic-stall" not in found(tmp_path / "c", seconds)
 
 
+@pytest.mark.parametrize("late", [{20: 5, 31: 6, 86: 6, 97: 7}, {30: 6, 60: 6, 90: 7}], ids=["missing", "few"])
+def test_a_few_delays_of_milliseconds_keep_a_period_by_chance(tmp_path: Path, late: Mapping[int, float]) -> None:
+    """Steps of 2 ms beside another program: four late ones of a hundred were pauses at every eleventh step."""
+    short = [s / 1000 for s in times()]
+    of_machine = [s + late.get(i, 0) / 1000 for i, s in enumerate(short, 1)]
+    assert "periodic-stall" not in found(tmp_path / "a", of_machine)
+    of_trainer = [s + (0.006 if i % 30 == 0 else 0) for i, s in enumerate(short, 1)]
+    assert "every 30 steps" in found(tmp_path / "b", of_trainer)["periodic-stall"].message
+    long = [s + 0.05 * late.get(i, 0) for i, s in enumerate(short, 1)]
+    assert "periodic-stall" in found(tmp_path / "c", long), "what takes as long is said, with a period or without"
+
+
 @pytest.mark.parametrize("cv", [0.01, 0.05])
 def test_a_slow_start_and_noise_are_no_stalls_and_no_shifts(tmp_path: Path, cv: float) -> None:
     seconds = [s * (1 + 2 * 0.8**i) for i, s in enumerate(times(cv=cv))]
