@@ -389,3 +389,9 @@ def sync_folder(folder: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """The folder that a variable of the XDG base directories names, by default one in the user's home."""
+    base = os.environ.get(variable)
+    return Path(base) if base else Path.home() / default

@@ -22,6 +22,18 @@ SETTINGS = {"help_option_names": ["-h", "--help"]}
 """Of typer, for every command and group."""
 
 
+def command_group(help_: str) -> typer.Typer:
+    """A command that has commands of its own, such as `validator token add`."""
+    return typer.Typer(
+        help=help_,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings=SETTINGS,
+    )
+
+
 def complete_runbook(incomplete: str) -> list[str]:
     """Names of bundled runbooks, for the shell; files are completed by the shell itself."""
     from validator.runbook import available

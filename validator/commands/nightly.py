@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from validator.commands.common import SETTINGS, AsJson, Overrides, RunbookArgument, fail, print_json, reported
+from validator.commands.common import AsJson, Overrides, RunbookArgument, command_group, fail, print_json, reported
 
 if TYPE_CHECKING:
     from validator.nightly.settings import Nightly, NightlyRun
 
-command = typer.Typer(
-    help="Run a runbook on a schedule: with log, retention, notification and metrics; no root needed.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=SETTINGS,
-)
+command = command_group("Run a runbook on a schedule: with log, retention, notification and metrics; no root needed.")
 
 JobName = Annotated[str, typer.Argument(metavar="NAME", help="The job's name, as `validator nightly status` shows it.")]
 

@@ -7,16 +7,9 @@ from typing import Annotated, cast
 
 import typer
 
-from validator.commands.common import SETTINGS, AsJson, fail, print_json, reported
+from validator.commands.common import AsJson, command_group, fail, print_json, reported
 
-command = typer.Typer(
-    help="Make, list and revoke the tokens of `validator serve`; only their hashes are stored.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=SETTINGS,
-)
+command = command_group("Make, list and revoke the tokens of `validator serve`; only their hashes are stored.")
 
 TokenName = Annotated[str, typer.Argument(metavar="NAME", help="The token's name: who or what uses it.")]
 TokenFile = Annotated[

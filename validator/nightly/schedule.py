@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from validator.errors import Unable
-from validator.nightly.settings import DAYS, Nightly, user_folder
+from validator.files import user_folder
+from validator.nightly.settings import DAYS, Nightly
 
 _MARK = "# validator-nightly:"
 

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from pydantic import Field, ValidationError, field_validator
 
 from validator.errors import UserError
-from validator.files import Tree, replacing
+from validator.files import Tree, replacing, user_folder
 from validator.model.units import Frozen, parse_duration, parse_size
 from validator.secrets.masking import Mask, known_secrets
 
@@ -100,12 +100,6 @@ class Nightly(Frozen):
     def path(self) -> Path:
         """Where the settings are kept."""
         return config_dir() / f"{self.name}.json"
-
-
-def user_folder(variable: str, default: str) -> Path:
-    """The folder that a variable of the XDG base directories names, by default one in the user's home."""
-    base = os.environ.get(variable)
-    return Path(base) if base else Path.home() / default
 
 
 def config_dir() -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from validator.diagnose import diagnose
 from validator.errors import ExitCode, FolderError
+from validator.files import Tree
 from validator.judge import decide, judge_phase, recommend
 from validator.model.catalogue import METRICS, version_of
 from validator.model.record import PhaseRecord, ValidationRecord
@@ -107,6 +108,16 @@ def _exit_code(decision: Decision, record: ValidationRecord) -> int | None:
     return ExitCode.of(decision)
 
 
+def result_in(tree: Tree) -> ValidationReport:
+    """The report in result.json as it is.
+
+    Raises:
+        OSError: when there is none that can be read.
+        ValueError: when it is damaged, or of another version.
+    """
+    return ValidationReport.model_validate(tree.json("result.json"))
+
+
 def stored_report(folder: RunFolder) -> ValidationReport:
     """The report of a run folder: result.json as it is, or judged from disk where there is none that can be read.
 
@@ -118,7 +129,7 @@ def stored_report(folder: RunFolder) -> ValidationReport:
     """
     try:
         with folder.tree() as tree:
-            found = ValidationReport.model_validate(tree.json("result.json"))
+            found = result_in(tree)
     except (OSError, ValueError):
         return _judged_again(folder)
     if not _outdated(found):

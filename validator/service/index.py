@@ -20,9 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from validator.errors import FolderError, Unable
-from validator.files import is_file
+from validator.files import is_file, user_folder
 from validator.history.read import SAMPLE, HistoryEntry, read_entry, stamp_of
-from validator.nightly.settings import user_folder
 from validator.runs.folder import is_run_folder
 
 _VERSION = 1

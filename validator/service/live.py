@@ -15,6 +15,7 @@ from typing import Literal
 
 from validator.model.plan import Plan, RunSpec
 from validator.model.verdict import Status, ValidationReport
+from validator.pipeline.evaluate import result_in
 from validator.pipeline.write import remaining_time
 from validator.plan import make_plan
 from validator.report.elements import PENDING, status_view
@@ -223,7 +224,7 @@ class _Followed:
             if stamps[1] != self._stamps[1]:
                 self._report = None
                 with suppress(OSError, ValueError):
-                    self._report = ValidationReport.model_validate(tree.json("result.json"))
+                    self._report = result_in(tree)
         if stamps[0] != self._stamps[0]:
             self._events = events_of(folder)
         self._stamps = (stamps[0], stamps[1])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import BoundedSemaphore
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -23,10 +23,12 @@ from validator.history.read import HistoryEntry
 from validator.history.trend import Group, group_entries
 from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
+from validator.pipeline.evaluate import result_in
 from validator.pipeline.inspect import compare
 from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
 from validator.report.contrast import since_view
+from validator.report.elements import decision_status
 from validator.report.page import StatusView
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
 from validator.service.context import page, run_filter, service_of, whole_number
@@ -81,7 +83,7 @@ def past(request: Request) -> Response:
     number = whole_number(request, "page", 1, least=1, most=100_000)
     found, total = index.find(wanted, limit=PAGE, offset=(number - 1) * PAGE)
     choices = [
-        {"name": name, "label": _NAMES[name], "values": _options_of(values), "chosen": getattr(wanted, name)}
+        {"name": name, "label": _NAMES[name], "values": _options_of(name, values), "chosen": getattr(wanted, name)}
         for name, values in index.choices().items()
     ]
     pages = {}
@@ -95,11 +97,9 @@ def past(request: Request) -> Response:
     )  # fmt: skip
 
 
-def _options_of(values: Sequence[str]) -> list[tuple[str, str]]:
-    return [(value, one_line(value.replace("_", "-") if value in _DECISIONS else value, limit=80)) for value in values]
-
-
-_DECISIONS = ("GO", "NO_GO", "INCONCLUSIVE", "IN_PROGRESS")
+def _options_of(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
+    shown = [decision_status(value).word if name == "decision" else value for value in values]
+    return [(value, one_line(word, limit=80)) for value, word in zip(values, shown, strict=True)]
 
 
 def _one_group(wanted: RunFilter) -> bool:
@@ -180,7 +180,7 @@ def _stored(folder: Path) -> ValidationReport | None:
     """result.json as it is; None where it is of another version or damaged."""
     try:
         with Tree(folder) as tree:
-            return ValidationReport.model_validate(tree.json("result.json"))
+            return result_in(tree)
     except (OSError, ValueError):
         return None
 
@@ -221,7 +221,8 @@ def compared(request: Request) -> Response:
 
 # Stopping: asked for on the run's page, asked again on a page of its own, and sent by a form.
 
-_HOW: dict[str, StopHow] = {"stop": "stop", "halt": "halt"}
+
+_HOW: dict[str, StopHow] = {how: how for how in get_args(StopHow)}
 
 
 def ask_stop(request: Request) -> Response:

@@ -14,9 +14,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from validator.documents import parse_json
 from validator.errors import UserError
-from validator.files import replacing
+from validator.files import replacing, user_folder
 from validator.model.units import Frozen
-from validator.nightly.settings import user_folder
 from validator.times import iso_now
 
 Role = Literal["read", "push", "run"]
