@@ -169,7 +169,7 @@ def _derive(state: ResultBuilder) -> Asked:
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
     asked = asked_of(state, derived.steps_done(state.series, first))
     cut_behind(state, asked.last)
-    if state.metrics.reader and first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
+    if first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
         time_by_arrivals(state)
     state.evidence.tokens_per_step = tokens = _tokens_per_step(state)
     written = dict(state.series)

@@ -53,7 +53,7 @@ def lengths_of(watched: WatchedCommand, *, steps: int | None = None) -> Lengths:
         steps: those of the baseline, where the user says it.
     """
     length = watched.command.length
-    own = None if length is None else length.count
+    own = watched.total if length is None else length.count
     step_s = watched.step_s
     stride = 1 if watched.reading is None else watched.reading.stride
     least = max(_MIN_STEPS, _MIN_ROWS * stride)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 
 from validator.files import Tree, reading_below
 from validator.ingest import collect_run
+from validator.ingest.clock import ARRIVALS_FILE
 from validator.ingest.logs import LogFiles, find_logs, log_lines, recognized
 from validator.ingest.table import has_steps
 from validator.init.numbers import inferred_pattern
@@ -24,7 +27,13 @@ _FILE_READERS = ("lightning", "jsonl", "tensorboard", "wandb-offline", "mlflow-l
 
 _CORE = ("loss", "step_time_s", "toks_per_s", "samples_per_s")
 _MAX_FILES = 20_000
-_OURS = ("arrivals.jsonl", "logs/stdout.log", "logs/stderr.log")
+_MAX_LINE = 500
+_OURS = (ARRIVALS_FILE, "logs/stdout.log", "logs/stderr.log")
+
+_OF_TOTAL = re.compile(r"(?<![\w.,/:-])(\d+) ?(?:/|of) ?(\d+)(?![\w.,/:-])")  # step 12/600, iter 12 of 600; no date
+
+_EPOCH = re.compile(r"epochs?(?:\\?\W|\\s\+)*\{step\}", re.IGNORECASE)
+"""In a pattern: the step is the number of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,9 @@ class TrialReading:
 
     @property
     def has_pace(self) -> bool:
-        """Whether the time of a step or a rate is known."""
-        return any(name in self.series for name in _CORE[1:])
+        """Whether the trainer reports the time of a step or a rate; a reader's trainer may leave it to validator."""
+        own = {name for name, one in self.series.items() if "reader" in self.metrics or not _by_arrival(one)}
+        return not own.isdisjoint(_CORE[1:])
 
     @property
     def complete(self) -> bool:
@@ -99,6 +109,10 @@ def readings(spec: RunSpec, *, run_dir: Path) -> list[TrialReading]:
             found.append(reading)
     found.sort(key=lambda one: one.order)  # stable: the preferred ones first
     return _joined(spec, found, run_dir=run_dir)
+
+
+def _by_arrival(series: Series) -> bool:
+    return Path(series.source.path).name == ARRIVALS_FILE
 
 
 def _read(
@@ -158,7 +172,20 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
     if guess is not None:
         rows = "{row}" in guess
         how = "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"
-        yield {"stdout": guess}, f"{where}: {how}", True, False
+        yield {"stdout": guess}, f"{where}: {how}", True, _EPOCH.search(guess) is not None
+
+
+def printed_total(reading: TrialReading, out: Path) -> int | None:
+    """Steps of the whole run, where the trainer prints them behind most of its steps, as in 12/600; None elsewhere."""
+    steps = {int(step) for one in reading.series.values() for step in one.steps}
+    seen: dict[int, set[int]] = {}
+    for path in find_logs(out).printed:
+        for _, text in log_lines(path):
+            for step, total in (map(int, found.groups()) for found in _OF_TOTAL.finditer(text[:_MAX_LINE])):
+                if step in steps and total >= max(steps):
+                    seen.setdefault(total, set()).add(step)
+    counts = Counter({total: len(shown) for total, shown in seen.items()})
+    return next((total for total, count in counts.most_common(1) if 2 * count > len(steps)), None)
 
 
 def _guess(logs: LogFiles) -> str | None:

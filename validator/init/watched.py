@@ -19,7 +19,7 @@ from validator.errors import ExitCode, UserError
 from validator.ingest.logs import find_logs, log_lines, tail
 from validator.init.command import TrainerCommand, nproc_key, trainer_keys, understand
 from validator.init.launch import CommandLaunch, visible_gpus
-from validator.init.reading import TrialReading, first_lines, grown_files, readings
+from validator.init.reading import TrialReading, first_lines, grown_files, printed_total, readings
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.runbook import Runbook
@@ -81,8 +81,9 @@ class WatchedCommand:
     """What was seen of a command.
 
     `reading` is the best way to read what it writes, None where none is known; `step_s` the time of a step by
-    validator's clock; `failure` how it ended where it ended by itself and not well; `lines` are the first ones that
-    were printed, `files` those that grew in the output folder and `outside` those in the working folder.
+    validator's clock; `total` the steps that the trainer does by itself, where it prints that; `failure` how it ended
+    where it ended by itself and not well; `lines` are the first ones that were printed, `files` those that grew in the
+    output folder and `outside` those in the working folder.
     """
 
     command: TrainerCommand
@@ -94,6 +95,7 @@ class WatchedCommand:
     lines: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
+    total: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -228,6 +230,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> WatchedCo
             lines=tuple(first_lines(out)),
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),
+            total=None if best is None else printed_total(best, out),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import yaml
 from validator.init.command import TrainerCommand
 from validator.init.draft import draft, lengths_of, yaml_text
 from validator.init.launch import CommandLaunch
-from validator.init.reading import TrialReading
+from validator.init.reading import TrialReading, printed_total
 from validator.init.settings import with_placeholders
 from validator.init.watched import WatchedCommand
 from validator.kinds.registry import load, loads
@@ -101,6 +102,39 @@ def test_a_trainer_without_a_loss_is_declared_to_have_none() -> None:
 def test_no_bound_is_written_that_no_machine_was_seen_to_meet() -> None:
     """Single steps of a healthy trainer on a CPU vary by tens of per cent; steadiness is judged by findings."""
     assert ".cv" not in draft(watched("train.py", reading("loss", "step_time_s")), name="made", base=Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("shown", "total"),
+    [
+        ("epoch %d/30 loss 2.0", 30),
+        ("step %d of 600 | 0.4 s", 600),
+        (" 3%%|#   | %d/75 [00:01<00:20,  1.2it/s]", 75),
+        ("11/%d/2026 10:00 step loss", None),
+        ("step %d loss 2.0 3/4", None),
+        ("batch %d/7", None),
+    ],
+)
+def test_a_trainer_that_says_how_long_it_is_runs_no_longer(shown: str, total: int | None, tmp_path: Path) -> None:
+    """A healthy one that did 30 of its 30 epochs had not done 180 of 180 steps."""
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    log.write_text("".join(shown % step + "\n" for step in range(1, 13)))
+    assert printed_total(reading("loss"), tmp_path) == total
+    lengths = lengths_of(replace(watched("t.py", reading("loss")), total=total))
+    assert lengths.baseline == min(1200, total or 1200)
+    assert (lengths.soak is None) == (total is not None)
+    assert lengths_of(replace(watched("t.py --max_iters 200", reading("loss")), total=75)).baseline == 200
+
+
+def test_a_pace_that_only_validator_saw_leaves_room_for_the_trainers_own() -> None:
+    found = reading("loss", "step_time_s")
+    assert found.has_pace
+    times = found.result.series["step_time_s"]
+    seen = replace(times, source=times.source.model_copy(update={"path": "arrivals.jsonl"}))
+    by_arrival = replace(found, result=replace(found.result, series={**found.result.series, "step_time_s": seen}))
+    assert not by_arrival.has_pace
+    assert replace(by_arrival, metrics={"reader": ["lightning"]}).has_pace, "which has no other"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ class Trainer:
     accept: str
 
     @property
+    def shown(self) -> list[str]:
+        """What is known of a run that was watched: a loss alone is timed by the arrival of its lines."""
+        return ["step_time_s", "loss"] if self.metric == "loss" else [self.metric]
+
+    @property
     def pattern(self) -> str:
         return self.line.replace("%d", "{step}").replace("%s", f"{{{self.metric}}}")
 
@@ -62,9 +67,8 @@ def called(*words: str | Path) -> tuple[int, dict[str, Any]]:
 def test_validations_are_compared_by_what_there_is(trainer: Trainer, tmp_path: Path) -> None:
     a, b = trainer.validation(tmp_path / "a"), trainer.validation(tmp_path / "b", slower=2.0)
     _, found = called("compare", a, b)
-    assert [one["metric"].split(".")[0] for one in found["metrics"] if one["headline"]] == [trainer.metric]
-    # One run says nothing of the loss of others; a time and a rate have intervals.
-    assert found["verdict"] == ("not_decidable" if trainer.metric == "loss" else "worse"), found["message"]
+    assert [one["metric"].split(".")[0] for one in found["metrics"] if one["headline"]] == trainer.shown
+    assert found["verdict"] == "worse", found["message"]
 
 
 @ALL
@@ -81,13 +85,25 @@ def test_logs_are_compared_by_a_pattern(trainer: Trainer, tmp_path: Path) -> Non
     for name, slower in (("a.log", 1.0), ("b.log", 2.0)):
         (tmp_path / name).write_text(trainer.log(slower), encoding="utf-8")
     _, found = called("compare", tmp_path / "a.log", tmp_path / "b.log", "--stdout", trainer.pattern)
+    # One run says nothing of the loss of others; a time and a rate have intervals.
     assert found["verdict"] == ("not_decidable" if trainer.metric == "loss" else "worse"), found["message"]
 
 
 @ALL
 def test_a_baseline_bounds_what_there_is(trainer: Trainer, tmp_path: Path) -> None:
     _, found = called("baseline", trainer.validation(tmp_path / "a"))
-    assert [one["reference"].split(".")[0] for one in found["bounds"]] == [trainer.metric]
+    assert [one["reference"].split(".")[0] for one in found["bounds"]] == trainer.shown
+
+
+def test_a_rate_that_halves_is_found_where_the_loss_alone_is_printed(tmp_path: Path) -> None:
+    loss = TRAINERS[2]
+    rates = [*scatter(40_000.0, 60), *scatter(20_000.0, 60)]
+    fake = FakeRun(rates=rates, stdout=loss.log(1.0), without=("training.csv",))
+    root = laid_out(tmp_path, fake, book(train(accept=[loss.accept]), metrics={"stdout": loss.pattern}))
+    _, found = called("inspect", root / "runs/baseline/r1")
+    (shift,) = (one for one in found["findings"] if one["code"] == "rate-shift")
+    assert "From step 61 on" in shift["message"]
+    assert found["metrics"]["step_time_s"]["source"].endswith("/arrivals.jsonl")
 
 
 @pytest.mark.parametrize("inside", ["", "runs", "runs/baseline"])
