@@ -8,11 +8,12 @@ it holds. Deleting it loses nothing.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from validator.errors import FolderError, Unable
-from validator.files import is_file, user_folder
+from validator.files import user_folder
 from validator.history.read import SAMPLE, HistoryEntry, read_entry, stamp_of
 from validator.runs.folder import is_run_folder
 
@@ -89,7 +90,7 @@ class RunIndex:
         self._lock = threading.RLock()
         self._looked = self._looked_fully = float("-inf")
         self._parent_ns = -1
-        self._names: tuple[str, ...] = ()
+        self._names: frozenset[str] = frozenset()
         self._open: frozenset[str] = frozenset()
         self._young: frozenset[str] = frozenset()
         try:
@@ -134,14 +135,13 @@ class RunIndex:
             full = full or now - self._looked_fully >= _FULL_S
             parent_ns = self.reports.stat().st_mtime_ns
             listed = full or parent_ns != self._parent_ns
-            before = frozenset(self._names)
+            before = self._names
             if listed:
-                self._names = tuple(self._folders())
+                self._names = frozenset(self._folders())
             self._parent_ns, self._looked = parent_ns, now
             self._looked_fully = now if full else self._looked_fully
-            looked_at = self._open | self._young
-            fresh = [name for name in self._names if full or name in looked_at or name not in before]
-            self._update(fresh, gone=self._known() - frozenset(self._names) if listed else frozenset())
+            fresh = self._names if full else ((self._open | self._young) & self._names) | (self._names - before)
+            self._update(fresh, gone=self._known() - self._names if listed else frozenset())
 
     def _folders(self) -> Iterator[str]:
         """Names of the folders that may be run folders; links are left out, since they lead anywhere."""
@@ -156,25 +156,28 @@ class RunIndex:
     def _known(self) -> frozenset[str]:
         return frozenset(row[0] for row in self._db.execute("SELECT folder FROM runs"))
 
-    def _update(self, names: Sequence[str], *, gone: frozenset[str]) -> None:
-        stamps = dict(self._db.execute("SELECT folder, stamp FROM runs"))
-        still_open, young, changed = set(self._open & set(self._names) - set(names)), set[str](), len(gone)
+    def _update(self, names: frozenset[str], *, gone: frozenset[str]) -> None:
+        known = "SELECT folder, stamp, decision FROM runs WHERE folder IN (SELECT value FROM json_each(?))"
+        rows = {row[0]: row[1:] for row in self._db.execute(known, (json.dumps([*names]),))}
+        still_open, young, changed = set((self._open & self._names) - names), set[str](), len(gone)
         self._db.executemany("DELETE FROM runs WHERE folder = ?", [(name,) for name in gone])
         for name in names:
             folder = self.reports / name
-            if not is_file(folder / "result.json"):
+            stamp, decision = rows.get(name, ("", None))
+            try:
+                now = stamp_of(folder)
+            except OSError:
                 if is_run_folder(folder):
                     still_open.add(name)
                 elif _is_young(folder):
                     young.add(name)
                 continue
-            with suppress(OSError):  # gone meanwhile
-                stamp = stamp_of(folder)
-                if stamps.get(name) != stamp:
-                    entry = read_entry(folder)
-                    changed += self._store(name, stamp, entry)
-                if self._decision(name) == "IN_PROGRESS":
-                    still_open.add(name)
+            if now != stamp:
+                entry = read_entry(folder)
+                changed += self._store(name, now, entry)
+                decision = entry and entry.decision
+            if decision == "IN_PROGRESS":
+                still_open.add(name)
         self._db.commit()
         if changed or still_open != self._open:
             self.revision += 1

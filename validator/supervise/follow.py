@@ -72,7 +72,7 @@ class Tail:
         self._rest = b""
         self._head = b""
         self._skip = skip_to_last_bytes
-        self._again = False
+        self.again = False
 
     @property
     def read_to(self) -> int:
@@ -85,12 +85,11 @@ class Tail:
 
     def new_bytes(self) -> tuple[bytes, bool]:
         """What the file grew by since the last call, and whether that begins at its start."""
-        self._again = False
         data = self._grown()
-        return data, self._again
+        return data, self.again
 
-    def lines_with_ends(self) -> list[tuple[bytes, int]]:
-        """Lines finished since the last call, without their line feeds, and the byte behind each.
+    def lines_with_ends(self, *, newest: int | None = None) -> list[tuple[bytes, int]]:
+        """Lines finished since the last call, without their line feeds, and the byte behind each; the `newest` alone.
 
         A bar begins with the carriage return that ends the one before it, so it is whole without the next one: the byte
         behind it is that return.
@@ -98,8 +97,13 @@ class Tail:
         data = self._grown()
         if not data:
             return []
-        begin = self._offset - len(data) - len(self._rest)
-        whole = (self._rest + data).splitlines(keepends=True)
+        begin, text = self._offset - len(data) - len(self._rest), self._rest + data
+        if newest is not None:
+            at = len(text)
+            for _ in range(newest + 1):
+                at = text.rfind(b"\n", 0, at) if at >= 0 else at
+            begin, text = begin + at + 1, text[at + 1 :]
+        whole = text.splitlines(keepends=True)
         self._rest = whole.pop() if whole and not whole[-1].endswith((b"\n", b"\r")) else b""
         if len(self._rest) > _LOOK_BYTES:  # a line that never ends must not fill the memory
             self._rest = b""
@@ -112,15 +116,16 @@ class Tail:
 
     def _grown(self) -> bytes:
         """Bytes since the last call; of a file that was written again, from its start."""
-        name = os.path.relpath(self.path, self._root)
+        name, self.again = os.path.relpath(self.path, self._root), False
         try:
+            stat = self.path.lstat()
+            if stat.st_ino == self._inode and stat.st_size == self._offset:
+                return b""  # most files of a run are not written to between two looks
             with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(name) as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_ino == self._inode and stat.st_size == self._offset:
-                    return b""
                 head = file.read(_HEAD_BYTES)
                 if stat.st_ino != self._inode or stat.st_size < self._offset or not head.startswith(self._head):
-                    self._again = self._inode >= 0
+                    self.again = self._inode >= 0
                     self._offset, self._inode, self._rest = 0, stat.st_ino, b""
                     self._jump(stat.st_size)
                 self._head = head
@@ -159,13 +164,15 @@ class RunFollower:
     `log` is the file of printed lines where it is known; else the usual places are searched. `ranks` bounds the
     heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts at the end of files
     that are long already. Links are followed only to below the metrics' `link_roots`. `too_slow` says why the log is no
-    longer searched. `nodes` are the steps of nodes that train alone; the run is as far as the slowest of them.
+    longer searched. `nodes` are the steps of nodes that train alone; the run is as far as the slowest of them. With
+    `newest`, at each look only so many of the latest lines of a table or heartbeat count: enough to show latest values.
     """
 
     out: Path
     metrics: TrainerMetrics
     ranks: int | None = None
     skip_to_last_bytes: int | None = None
+    newest: int | None = None
     log: Path | None = None
     step: int | None = None
     latest: dict[str, float] = field(default_factory=dict)
@@ -250,7 +257,10 @@ class RunFollower:
 
     def _rows(self, name: str) -> Iterator[Record]:
         tail = self._tail(self.out / name)
-        for line, end in tail.lines_with_ends():
+        lines = tail.lines_with_ends(newest=self.newest)
+        if tail.again:  # its header may be another one, and not among the newest lines
+            self._columns.pop(name, None)
+        for line, end in lines:
             names = _header(line)
             if names is not None:
                 self._columns[name] = names
@@ -278,7 +288,7 @@ class RunFollower:
     def _beats(self, now: float) -> Iterator[Record]:
         for rank, path in self._heartbeat_files():
             state = self.by_rank.setdefault(rank, RankState())
-            for line, end in self._tail(path).lines_with_ends():
+            for line, end in self._tail(path).lines_with_ends(newest=self.newest):
                 try:
                     entry = parse_json(line)
                 except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -68,6 +69,8 @@ def on_a_full_disk(out: Path) -> bool:
 
 def live_steps(out: Path) -> dict[str, int]:
     """Node to its step, while nodes train alone; empty where there is nothing of the kind."""
+    if not os.access(f"{out}/{LIVE_FILE}", os.F_OK):  # asked at every look of every run
+        return {}
     try:
         with open_file(out / LIVE_FILE) as file:
             found = parse_json(file.read(_MOST_BYTES))

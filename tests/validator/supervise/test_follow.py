@@ -53,6 +53,23 @@ def test_a_long_file_can_be_joined_near_its_end(tmp_path: Path) -> None:
     assert lines[-1] == b"99999"
 
 
+def test_who_shows_the_latest_values_reads_the_newest_lines_alone(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=FILES, newest=5)
+    path = tmp_path / "training.csv"
+    _append(path, "step,loss\n" + "".join(f"{step},0.5\n" for step in range(1, 1001)) + "1001,0.")
+    _append(tmp_path / "heartbeat_rank0.jsonl", "".join(f'{{"step": {step}}}\n' for step in range(1, 1001)))
+    records = follower.look()
+    assert [record.step for record in records] == [*range(996, 1001)] * 2
+    assert (follower.step, follower.latest) == (1000, {"loss": 0.5})
+    assert records[4].end == path.stat().st_size - len("1001,0.")
+    _append(path, "25\n")
+    (record,) = follower.look()
+    assert (record.step, record.values) == (1001, {"loss": 0.25})
+    path.write_text("loss,lr,step\n" + "".join(f"0.1,9,{step}\n" for step in range(2000)), encoding="utf-8")
+    follower.look()
+    assert follower.latest == {"loss": 0.1, "lr": 9.0}, "by the header that it has now"
+
+
 def test_rows_with_and_without_a_header(tmp_path: Path) -> None:
     follower = RunFollower(out=tmp_path, metrics=FILES)
     path = tmp_path / "training.csv"
