@@ -7,9 +7,14 @@
     document.querySelectorAll("[data-live]").forEach(function (element) {
       var text = texts[element.getAttribute("data-live")];
       if (text === undefined) return;
-      if (element.tagName === "PROGRESS") element.value = Number(text);
+      if (element.tagName === "PROGRESS") { if (element.value !== Number(text)) element.value = Number(text); }
       else if (element.textContent !== text) element.textContent = text;
     });
+  }
+
+  // What an element is again on a page that was loaded again.
+  function mark(element) {
+    return element && (element.getAttribute("href") || element.getAttribute("name") || element.getAttribute("aria-label"));
   }
 
   // Other elements: the page as the server has it now, with the focus where it was.
@@ -25,17 +30,27 @@
       var fresh = new DOMParser().parseFromString(html, "text/html").querySelector("[data-shape]");
       var old = document.querySelector("[data-shape]");
       if (!fresh || !old) { location.reload(); return; } // it has ended
-      var focus = document.activeElement && document.activeElement.getAttribute("href");
+      var focus = mark(document.activeElement);
       old.replaceWith(document.adoptNode(fresh));
-      if (focus) fresh.querySelectorAll("a").forEach(function (a) { if (a.getAttribute("href") === focus) a.focus(); });
+      if (focus) fresh.querySelectorAll("a, select, button, [tabindex]").forEach(function (one) { if (mark(one) === focus) one.focus(); });
+      follow();
     }).catch(function () { return null; }).then(function () { loading = false; });
   }
 
-  var events = new EventSource("/events");
-  events.addEventListener("texts", function (event) { show(JSON.parse(event.data)); });
-  events.addEventListener("shapes", function (event) {
-    var own = document.querySelector("[data-shape]");
-    if (JSON.parse(event.data)[own.getAttribute("data-of")] !== own.getAttribute("data-shape")) load();
-  });
+  // The page names its events: those of a run's page hold the log that it shows.
+  var events = null, address = "";
+  function follow() {
+    var wanted = document.querySelector("[data-shape]").getAttribute("data-events");
+    if (wanted === address) return;
+    if (events) events.close();
+    address = wanted;
+    events = new EventSource(wanted);
+    events.addEventListener("texts", function (event) { show(JSON.parse(event.data)); });
+    events.addEventListener("shapes", function (event) {
+      var own = document.querySelector("[data-shape]");
+      if (JSON.parse(event.data)[own.getAttribute("data-of")] !== own.getAttribute("data-shape")) load();
+    });
+  }
+  follow();
   addEventListener("pagehide", function () { events.close(); });
 })();

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from validator.secrets.redact import (
     TOKEN_MARKS,
     WORD_STEMS,
     is_secret_name,
+    plain_name,
     redact,
     redact_output,
     redact_words,
@@ -78,24 +79,31 @@ _HEX_KEY = re.compile(r"[0-9a-f]{32,}")
 _INNOCENT = re.compile(r"[-+.,:\d]*|true|false|none|null|default|disabled|enabled|password|\[redacted\]", re.I)
 
 
-def known_secrets(environment: Mapping[str, str], words: Iterable[str]) -> frozenset[str]:
+def known_secrets(
+    environment: Mapping[str, str], words: Iterable[str], *, named: Collection[str] = ()
+) -> frozenset[str]:
     """The secrets of an environment and a command that can be distinguished from other words.
 
-    A value that is the path of something is left out: what such a variable holds is where the secret lies.
+    A value that is the path of something is left out: what such a variable holds is where the secret lies. `named` are
+    names of secrets that do not say so themselves, beside those of `declare_secrets`.
     """
-    return frozenset(value for value in _candidates(environment, words) if _is_distinct(value))
+    plain = frozenset(map(plain_name, named))
+    return frozenset(value for value in _candidates(environment, words, plain) if _is_distinct(value))
 
 
-def _candidates(environment: Mapping[str, str], words: Iterable[str]) -> Iterator[str]:
+def _candidates(environment: Mapping[str, str], words: Iterable[str], named: frozenset[str]) -> Iterator[str]:
     for name, value in environment.items():
-        if is_secret_name(name):
+        if is_secret_name(name) or plain_name(name) in named:
             yield value
             yield from value.splitlines()  # as a log prints a key of several lines
         yield from secrets_in(value)
     before = ""
     for word in words:
         yield from secrets_in(word)
-        if before.startswith("-") and is_secret_name(before):
+        name, _, value = word.partition("=")
+        if plain_name(name) in named:
+            yield value
+        if before.startswith("-") and (is_secret_name(before) or plain_name(before) in named):
             yield word
         if before.startswith("-") and not word.startswith("-"):
             yield from secrets_in(f"{before} {word}")

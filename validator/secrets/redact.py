@@ -117,16 +117,17 @@ _declared: frozenset[str] = frozenset()
 def declare_secrets(names: Iterable[str]) -> None:
     """Take what goes under these names for secrets as well, in this process: what a runbook lists in `secrets`."""
     global _declared
-    _declared = frozenset(_plain_name(name) for name in names)
+    _declared = frozenset(plain_name(name) for name in names)
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A variable's or an argument's name in one form."""
     return name.lstrip("-").replace("-", "_")
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a value that goes under this name is taken for a secret."""
-    if _declared and _plain_name(name) in _declared:
+    if _declared and plain_name(name) in _declared:
         return True
     plain = _CAMEL.sub("_", name.lstrip("-")).replace("-", "_")
     harmless = _HARMLESS.search(plain) or _HARMLESS.search(plain.rpartition(".")[2])

@@ -1,4 +1,7 @@
-"""Server-sent events: the texts of running validations that have changed, once a second, while somebody looks."""
+"""Server-sent events: the texts of running validations that have changed, while somebody looks.
+
+One look and one rendering serve all viewers. A viewer of a run's page also gets the end of the log that the page shows.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,29 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from validator.service.live import LiveRuns, Running
 
-_INTERVAL_S = 1.0
+_INTERVAL_S = 0.8
 _SIGN_S = 15.0
 """Time between two signs of life, which proxies wait for; the viewer's rights are looked at as often."""
 
 MAX_VIEWERS = 200
+
+
+class LogName(NamedTuple):
+    """A log of the open run of a run folder."""
+
+    folder: str
+    log: str
 
 
 def shape_of(running: Sequence[Running]) -> str:
@@ -25,9 +39,32 @@ def shape_of(running: Sequence[Running]) -> str:
     return hashlib.sha256(repr([one.shape for one in running]).encode()).hexdigest()[:16]
 
 
-def _shapes(running: Sequence[Running]) -> dict[str, str]:
-    """The shape of the page of all, by an empty name, and of each run's own."""
-    return {"": shape_of(running), **{one.folder: shape_of([one]) for one in running}}
+@dataclass(frozen=True)
+class _Frame:
+    """What all viewers get at one look: `changed` are the events since the frame before, `logs` those of logs."""
+
+    number: int = 0
+    texts: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    logs: Mapping[LogName, str] = field(default_factory=dict)
+    changed: str = ""
+
+    @cached_property
+    def whole(self) -> str:
+        """The events for one who has not seen the frame before."""
+        return _event("texts", self.texts) + _event("shapes", self.shapes)
+
+    def next(self, live: LiveRuns, wanted: Iterable[LogName]) -> _Frame:
+        """The frame of a look. Shapes are those of the page of all, by an empty name, and of each run's own."""
+        running = live.look()
+        texts = dict(text for one in running for text in one.texts())
+        shapes = {"": shape_of(running), **{one.folder: shape_of([one]) for one in running}}
+        changed = {name: text for name, text in texts.items() if self.texts.get(name) != text}
+        events = _event("texts", changed) if changed else ""
+        events += _event("shapes", shapes) if shapes != self.shapes else ""
+        ends = {name: live.log(*name).text for name in wanted}
+        logs = {name: _event("texts", {f"{name.folder} log": text}) for name, text in ends.items() if text}
+        return _Frame(self.number + 1, texts, shapes, logs, events)
 
 
 class Feed:
@@ -35,50 +72,70 @@ class Feed:
 
     def __init__(self, live: LiveRuns) -> None:
         self._live = live
-        self._viewers = 0
+        self._viewers: dict[object, LogName | None] = {}
+        self._frame = _Frame()
+        self._drawn = asyncio.Event()
+        self._drawing: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
     def close(self) -> None:
         """End every stream; called within the event loop."""
         self._closing.set()
+        self._drawn.set()
 
-    def stream(self, *, allowed: Callable[[], bool]) -> AsyncIterator[str]:
-        """The events of one viewer, until `allowed` says no.
+    def stream(self, *, allowed: Callable[[], bool], log: LogName | None = None) -> AsyncIterator[str]:
+        """The events of one viewer, until `allowed` says no; those of a log too.
 
         Raises:
             HTTPException: 503 when too many look already.
         """
-        if self._viewers >= MAX_VIEWERS:
+        if len(self._viewers) >= MAX_VIEWERS:
             raise HTTPException(503, "Too many viewers: reload the page instead.", {"retry-after": "60"})
-        return self._events(allowed)
+        return self._events(allowed, log)
 
-    async def _events(self, allowed: Callable[[], bool]) -> AsyncIterator[str]:
-        self._viewers += 1
+    async def _events(self, allowed: Callable[[], bool], log: LogName | None) -> AsyncIterator[str]:
+        viewer = object()
+        self._viewers[viewer] = log
         try:
-            shown: dict[str, str] = {}
-            shapes: dict[str, str] = {}
-            sign_s = time.monotonic()
+            seen, shown, sign_s = -1, "", time.monotonic()
             yield "retry: 3000\n\n"
             while not self._closing.is_set():
-                running = await run_in_threadpool(self._live.look)
-                texts = dict(text for one in running for text in one.texts())
-                changed = {name: text for name, text in texts.items() if shown.get(name) != text}
-                if changed:
-                    yield _event("texts", changed)
-                shown = texts
-                if shapes != (shapes := _shapes(running)):
-                    yield _event("shapes", shapes)
+                if self._drawing is None or self._drawing.done():
+                    self._drawing = asyncio.create_task(self._draw())
+                await self._drawn.wait()
+                if self._drawing.done():  # it failed: the browser asks again
+                    return
+                frame = self._frame
+                events = frame.changed if frame.number == seen + 1 else frame.whole
+                lines = frame.logs.get(log, shown) if log else shown
+                events += lines if lines != shown else ""
+                seen, shown = frame.number, lines
                 if time.monotonic() - sign_s >= _SIGN_S:
                     if not await run_in_threadpool(allowed):
                         return
                     sign_s = time.monotonic()
-                    yield ": still here\n\n"
-                try:
-                    await asyncio.wait_for(self._closing.wait(), _INTERVAL_S)
-                except asyncio.TimeoutError:
-                    continue
+                    events += ": still here\n\n"
+                if events:
+                    yield events
         finally:
-            self._viewers -= 1
+            del self._viewers[viewer]
+
+    async def _draw(self) -> None:
+        """Look again and again while there is a viewer."""
+        try:
+            while self._viewers and not self._closing.is_set():
+                due_s = time.monotonic() + _INTERVAL_S
+                wanted = {log for log in self._viewers.values() if log is not None}
+                self._frame = await run_in_threadpool(self._frame.next, self._live, wanted)
+                self._announce()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), max(0.1, due_s - time.monotonic()))
+        finally:
+            self._announce()
+
+    def _announce(self) -> None:
+        drawn, self._drawn = self._drawn, asyncio.Event()
+        drawn.set()
 
 
 def _event(name: str, value: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from validator.model.plan import Plan, RunSpec
 from validator.model.verdict import Status, ValidationReport
@@ -25,17 +25,33 @@ from validator.runs.journal import Event
 from validator.runs.replay import ending, events_of, last_runner, phase_end, started_runs
 from validator.service.index import RunIndex
 from validator.service.stopping import StopHow, request_stop, works_on
+from validator.service.tails import LogTail, MachineSample, MachineSamples, RunLogs, Values
 from validator.supervise.follow import RunFollower
 from validator.supervise.lock import holders
 from validator.supervise.watchdog import Pace
-from validator.text import MISSING, clean, format_duration, format_number, format_quantity, format_time, one_line
+from validator.text import (
+    MISSING,
+    clean,
+    format_duration,
+    format_number,
+    format_quantity,
+    format_time,
+    one_line,
+    plural,
+)
 from validator.times import unix_seconds, utc_now
 
-_LOOK_S = 0.9
+_LOOK_S = 0.6
 """How long a look serves every viewer."""
 
 _JOIN_BYTES = 256 << 10
 """How far back a run's files are read when the service begins to follow it."""
+
+_FORGET_S = 30.0
+"""Without a look for so long, runs are joined again: what was written meanwhile would take many looks to read."""
+
+_NEWEST = 20
+"""Rows of a file that are read at each look, the latest: a column that is not in every row is shown a little later."""
 
 _ENDED = StatusView("ENDED", "·", "muted")
 _INTERRUPTED = StatusView("INTERRUPTED", "–", "warn")
@@ -68,7 +84,18 @@ class LiveRun:
     id: str
     step: int | None
     steps: int | None
-    values: tuple[tuple[str, str], ...]
+    values: Values
+    watchdog: str = ""
+    machine: MachineSample = field(default_factory=MachineSample)
+    logs: tuple[str, ...] = ()
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Each text by its name."""
+        yield "step", steps_text(self)
+        yield "bar", str(self.step or 0)
+        yield "watchdog", self.watchdog
+        yield from self.values
+        yield from self.machine.texts()
 
 
 @dataclass(frozen=True)
@@ -96,18 +123,15 @@ class Running:
     def shape(self) -> tuple[object, ...]:
         """What a page's elements depend on; all else of it is text in them."""
         named = tuple((phase.id, phase.status, phase.took) for phase in self.phases)
-        run = self.run and (self.run.id, self.run.steps, tuple(name for name, _ in self.run.values))
+        run = self.run and (self.run.id, self.run.steps, self.run.logs, [name for name, _ in self.run.texts()])
         return self.folder, self.working, self.stopping, named, run, self.notes
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Each text that changes while the shape stays, by the name of the element that has it."""
         yield f"{self.folder} elapsed", self.elapsed
         yield f"{self.folder} remaining", self.remaining
-        if self.run is not None:
-            yield f"{self.folder} step", steps_text(self.run)
-            yield f"{self.folder} bar", str(self.run.step or 0)
-            for name, value in self.run.values:
-                yield f"{self.folder} {name}", value
+        for name, value in self.run.texts() if self.run is not None else ():
+            yield f"{self.folder} {name}", value
 
 
 def steps_text(run: LiveRun) -> str:
@@ -139,6 +163,8 @@ class LiveRuns:
         """Every validation without a decision: those that are worked on first, the latest first."""
         with self._lock:
             if time.monotonic() - self._looked >= _LOOK_S:
+                if time.monotonic() - self._looked >= _FORGET_S:
+                    self._followed = {}
                 names = set(self._index.open_folders()) | set(self._held())
                 self._followed = {
                     name: self._followed.get(name) or _Followed(name, self._index.reports / name) for name in names
@@ -158,6 +184,12 @@ class LiveRuns:
         """One of them by its folder; None where it has ended."""
         return next((one for one in self.look() if one.folder == folder), None)
 
+    def log(self, folder: str, name: str) -> LogTail:
+        """The end of a log of a folder's open run, of the first where there is none of this name."""
+        with self._lock:
+            followed = self._followed.get(folder)
+            return LogTail() if followed is None else followed.log(name)
+
     def _held(self) -> Iterator[str]:
         """Folders that the machine's locks name: a resumed validation has an old decision until its first report."""
         with suppress(OSError):
@@ -165,6 +197,34 @@ class LiveRuns:
                 path = Path(str(holder.get("run_dir") or ""))
                 if path.parent == self._index.reports and self._index.entry(path.name) is not None:
                     yield path.name
+
+
+class _OpenRun(NamedTuple):
+    """A run that was started and has not ended, and what is followed of its present attempt."""
+
+    spec: RunSpec
+    attempts: int
+    follower: RunFollower
+    pace: Pace
+    samples: MachineSamples
+    logs: RunLogs
+
+
+def _open_run(folder: RunFolder, events: Sequence[Event], before: _OpenRun | None) -> _OpenRun | None:
+    """The run that is open by the journal: the one before while it is the same attempt; None where none is."""
+    opened = [spec for spec, outcome in started_runs(events) if outcome is None]
+    if not opened:
+        return None
+    spec, out = opened[-1], folder.root / opened[-1].out
+    started = [
+        event.fields for event in events if event.event == "attempt_started" and event.fields.get("run") == spec.id
+    ]
+    if before is not None and (before.spec, before.attempts) == (spec, len(started)):
+        return before
+    follower = RunFollower(out, spec.metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES, newest=_NEWEST)
+    latest = started[-1] if started else {}
+    logs = RunLogs(out, latest.get("pid") or 0, str(latest.get("marker")), named=folder.header.runbook.secrets)
+    return _OpenRun(spec, len(started), follower, Pace(started=time.monotonic()), MachineSamples(out), logs)
 
 
 @dataclass
@@ -178,7 +238,7 @@ class _Followed:
     _report: ValidationReport | None = None
     _stamps: tuple[object, object] = (None, None)
     _events: tuple[Event, ...] = ()
-    _open: tuple[int, RunSpec, RunFollower, Pace] | None = field(default=None)
+    _open: _OpenRun | None = None
 
     def look(self, asked: StopHow | Literal[""]) -> Running | None:
         """The validation now; None where it has ended, or cannot be read. `asked` says how it was asked to stop."""
@@ -207,7 +267,7 @@ class _Followed:
             elapsed=format_duration(max(0.0, utc_now().timestamp() - (unix_seconds(header.started) or 0.0))),
             remaining=self._remaining(folder) if working else "",
             phases=tuple(self._phases(folder, working=working)),
-            run=self._run(folder) if working else None,
+            run=self._run() if working else None,
             notes=tuple(self._notes()),
         )
 
@@ -227,6 +287,7 @@ class _Followed:
                     self._report = result_in(tree)
         if stamps[0] != self._stamps[0]:
             self._events = events_of(folder)
+            self._open = _open_run(folder, self._events, self._open)
         self._stamps = (stamps[0], stamps[1])
 
     def _remaining(self, folder: RunFolder) -> str:
@@ -255,24 +316,28 @@ class _Followed:
             took = format_duration(seconds) if isinstance(seconds, (int, float)) else ""
             yield LivePhase(one_line(phase.id), one_line(phase.title or phase.id, limit=200), shown.word, took)
 
-    def _run(self, folder: RunFolder) -> LiveRun | None:
+    def _run(self) -> LiveRun | None:
         """The run that is open, followed from the event that started it."""
-        opened = [spec for spec, outcome in started_runs(self._events) if outcome is None]
-        if not opened:
-            self._open = None
+        if self._open is None:
             return None
-        spec, now = opened[-1], time.monotonic()
-        attempts = sum(
-            event.event == "attempt_started" and event.fields.get("run") == spec.id for event in self._events
-        )
-        if self._open is None or self._open[0] != attempts or self._open[1] != spec:
-            follower = RunFollower(
-                out=folder.root / spec.out, metrics=spec.metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES
-            )
-            self._open = (attempts, spec, follower, Pace(started=now))
-        _, _, follower, pace = self._open
+        now, spec, follower, pace = time.monotonic(), self._open.spec, self._open.follower, self._open.pace
         pace.follow(follower.look(now=now), now)
-        return LiveRun(one_line(spec.id), follower.step, spec.steps, tuple(_latest_values(follower, pace, spec, now)))
+        return LiveRun(
+            one_line(spec.id), follower.step, spec.steps, tuple(_latest_values(follower, pace, spec, now)),
+            self._watchdog(spec), self._open.samples.latest(), self._open.logs.names(),
+        )  # fmt: skip
+
+    def _watchdog(self, spec: RunSpec) -> str:
+        """What the watchdog of the open run says; its events are among the notes."""
+        if spec.watchdog is None:
+            return "off"
+        count = sum(event.event == "anomaly" and event.fields.get("run") == spec.id for event in self._events)
+        found = plural(count, "event") if count else "nothing found"
+        return found if spec.watchdog.halt else f"{found}, halts nothing"
+
+    def log(self, name: str) -> LogTail:
+        """The end of a log of the open run."""
+        return LogTail() if self._open is None else self._open.logs.tail(name)
 
     def _notes(self) -> Iterator[str]:
         seen: Sequence[Event] = [event for event in self._events if event.event in ("anomaly", "nodes_lost")]

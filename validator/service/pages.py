@@ -32,11 +32,12 @@ from validator.report.elements import decision_status
 from validator.report.page import StatusView
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
 from validator.service.context import page, run_filter, service_of, whole_number
-from validator.service.events import shape_of
+from validator.service.events import LogName, shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import Running, steps_text
 from validator.service.stopping import StopHow
+from validator.service.tails import LOG_LINES, LogTail
 from validator.text import clean, one_line
 from validator.times import iso_now
 
@@ -166,12 +167,14 @@ def run(request: Request) -> Response:
     except OSError:
         files, count = (), 0
     like = RunFilter(runbook=entry.runbook, machine=entry.machine) if entry else RunFilter()
+    log = service.live.log(folder.name, request.query_params.get("log", "")[:300]) if running else LogTail()
     others = [one for one in service.index.find(like, limit=PAGE)[0] if one.folder != folder.name] if entry else []
     return page(
         request, "run", run=row(entry) if entry else None, folder=folder.name,
         href=f"/runs/{quote(folder.name, safe='')}/", card=card(running) if running else None,
         shape=shape_of([running] if running else []), page=build_page(report) if report else None,
-        open_limit=MAX_OPEN, files=files, count=count,
+        open_limit=MAX_OPEN, files=files, count=count, log=log, log_lines=LOG_LINES,
+        events="/events?" + urlencode({"run": folder.name, "log": log.name}) if log.name else "/events",
         others=[row(one) for one in others], has_report=any(one.path == "report.html" for one in files),
     )  # fmt: skip
 
@@ -302,7 +305,9 @@ def events(request: Request) -> Response:
         address = request.client.host if request.client else ""
         return service.access.visitor(request.headers, address).may("read")
 
-    stream = service.feed.stream(allowed=allowed)
+    name = request.query_params.get("run")
+    log = LogName(service.known(name).name, request.query_params.get("log", "")[:300]) if name else None
+    stream = service.feed.stream(allowed=allowed, log=log)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
