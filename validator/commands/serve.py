@@ -26,13 +26,21 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Ask for a token of this file, on loopback as well.")
     ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
+    webhook: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Post each decision there, signed. Repeatable.")
+    ] = None,
+    webhook_secret: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The key of the signatures, of mode 600.")
+    ] = None,
+    public_url: Annotated[str, typer.Option(metavar="URL", help="Where readers reach the service, for links.")] = "",
 ) -> None:
     """Serve the run folders as pages: what runs now, past runs, the fleet; with an API and metrics."""
     missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
     if missing:
         what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
         raise fail(what, as_json=False, code=ExitCode.UNABLE)
-    from validator.service.serve import serve
+    from validator.service.serve import HookOptions, serve
 
     with reported():
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild)
+        hooks = HookOptions(webhook or (), webhook_secret, public_url)
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, hooks=hooks)

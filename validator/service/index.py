@@ -251,6 +251,18 @@ class RunIndex:
             ).fetchall()
         return tuple(_decoded(row[0]) for row in rows)
 
+    def version(self) -> tuple[int, int]:
+        """What changes whenever the index does, through this server or another one."""
+        with self._asked() as db:
+            return self.revision, int(db.execute("PRAGMA data_version").fetchone()[0])
+
+    def decided(self) -> dict[str, str]:
+        """The stamp of each result that has a decision, by its folder, the oldest first."""
+        with self._asked() as db:
+            return dict(
+                db.execute("SELECT folder, stamp FROM runs WHERE decision != 'IN_PROGRESS' ORDER BY started, folder")
+            )
+
     def with_nodes(self) -> tuple[HistoryEntry, ...]:
         """Every run of a cluster, oldest first."""
         with self._asked() as db:

@@ -6,9 +6,11 @@ import asyncio
 import ipaddress
 import socket
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,6 +20,7 @@ from validator.errors import Unable, UserError
 from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
 from validator.service.tokens import Tokens
+from validator.service.webhooks import Webhooks, read_secret
 
 _HEADERS_S = 15.0
 _END_S = 5
@@ -93,17 +96,25 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Remember the loop that streams are closed in."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    async def main_loop(self) -> None:
+        """Wait for the end. uvicorn's own wakes ten times a second, which is most of what an idle server costs."""
+        while not await self.on_tick(0):
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), 1.0)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal's handler."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._app.state.service.feed.close)
+            self._loop.call_soon_threadsafe(self._ending.set)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -119,24 +130,47 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(reports: Path, *, listen: str, token_file: Path | None = None, rebuild: bool = False) -> None:
+class HookOptions(NamedTuple):
+    """Where decisions are posted, the file of the key that signs them, and where readers reach the service."""
+
+    urls: Sequence[str] = ()
+    secret: Path | None = None
+    public_url: str = ""
+
+
+def serve(
+    reports: Path,
+    *,
+    listen: str,
+    token_file: Path | None = None,
+    rebuild: bool = False,
+    hooks: HookOptions = HookOptions(),  # noqa: B008 -- nothing changes it
+) -> None:
     """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
 
     Raises:
+        WebhookError: when an address or the key of the signatures cannot be used.
         FolderError: when there is no such folder.
         ListenError: when the address needs tokens that are not there.
         Unable: when the address is in use, or the index cannot be written.
     """
     host, port = parse_listen(listen)
     tokens = tokens_for(host, token_file)
+    key = read_secret(hooks.secret) if hooks.urls else b""
     made = bound(host, port)
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
     app = make_app(index, tokens)
     at = f"[{host}]" if ":" in host else host
+    address = f"http://{at}:{made.getsockname()[1]}"
+    state = index_path(reports).with_suffix(".webhooks.jsonl")
+    public = hooks.public_url.rstrip("/") or address
+    webhooks = Webhooks(hooks.urls, key, index, state=state, address=public)
+    webhooks.start()
     who = "a token is needed" if tokens else "no token is needed"
-    sys.stderr.write(f"serving {index.reports} at http://{at}:{made.getsockname()[1]}/ ({who}); Ctrl-C ends it\n")
+    sys.stderr.write(f"serving {index.reports} at {address}/ ({who}); Ctrl-C ends it\n")
     make_server(app).run(sockets=[made])
+    webhooks.close()
 
 
 def make_server(app: Starlette) -> uvicorn.Server:

@@ -1,0 +1,182 @@
+"""Decisions posted to the operator's addresses: signed, at least once each, and never to where a redirect leads."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validator.history.folders import make_run
+from tests.webhooks import Post, listening
+from validator.service import webhooks
+from validator.service.index import RunIndex
+from validator.service.webhooks import WebhookError, Webhooks, read_secret
+from validator.times import iso_now
+
+SECRET = b"a secret of the operator"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "_LOOK_S", 0.02)
+    monkeypatch.setattr(webhooks, "_LONGEST_S", 0.1)
+    monkeypatch.setattr("validator.service.index._FRESH_S", 0.0)
+
+
+class Service:
+    """The webhooks of a reports folder, started as often as a test wants."""
+
+    def __init__(self, tmp_path: Path, *urls: str) -> None:
+        self.reports = tmp_path / "reports"
+        self.reports.mkdir(exist_ok=True)
+        self.state = tmp_path / "state.jsonl"
+        index = RunIndex(self.reports, tmp_path / "index.sqlite")
+        self.hooks = Webhooks(urls, SECRET, index, state=self.state, address="http://gpu7:8700")
+
+    def __enter__(self) -> Service:
+        self.hooks.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hooks.close()
+
+    def decide(self, number: int, **changes: Any) -> str:
+        """A run that has just ended; the name of its folder."""
+        made = make_run(self.reports.parent / "made", number, **{"finished": iso_now(), **changes})
+        return made.rename(self.reports / made.name).name  # whole at once, as runners write it
+
+
+def until(found: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def runs(posts: list[Post]) -> list[str]:
+    return [str(post.json["run"]) for post in posts]
+
+
+def test_a_decision_is_posted_once_signed_and_only_from_then_on(tmp_path: Path) -> None:
+    with listening() as (host, posts):
+        url = f"http://{host}/hook?key=1"
+        with Service(tmp_path, url) as service:
+            first = service.decide(0)
+            until(lambda: posts)
+            (post,) = posts
+            assert post.path == "/hook?key=1"
+            stamp = post.headers["X-Validator-Timestamp"]
+            assert abs(int(stamp) - time.time()) < 30
+            digest = hmac.new(SECRET, f"{stamp}.{post.text}".encode(), hashlib.sha256).hexdigest()
+            assert post.headers["X-Validator-Signature"] == f"sha256={digest}"
+            named = ("run", "decision", "machine", "link", "reasons")
+            assert [post.json[name] for name in named] == [
+                first, "GO", "2 x NVIDIA H200, NVLink", f"http://gpu7:8700/runs/{first}/", 0,
+            ]  # fmt: skip
+            second = service.decide(1, decision="NO_GO")
+            until(lambda: len(posts) == 2)
+        third = service.decide(2)
+        (service.reports / first / "result.json").touch()  # judged again
+        with Service(tmp_path, url):
+            until(lambda: len(posts) == 3)
+            time.sleep(0.2)
+        assert runs(posts) == [first, second, third]
+        assert "key" not in service.state.read_text(encoding="utf-8")
+        with Service(tmp_path, url, f"http://{host}/new") as service:  # what it missed is not sent to a new one
+            fourth = service.decide(3)
+            until(lambda: len(posts) == 5)
+        assert runs(posts)[3:] == [fourth, fourth]
+
+
+def test_what_is_refused_or_not_answered_is_sent_again_and_others_do_not_wait(tmp_path: Path) -> None:
+    codes = iter([503, 302, None, 429, 200])
+    with listening(lambda path: next(codes) if path == "/bad" else 200) as (host, posts):
+        with Service(tmp_path, f"http://{host}/bad", f"http://{host}/good") as service:
+            service.decide(0)
+            until(lambda: [post.path for post in posts].count("/bad") == 5)
+        assert [post.path for post in posts].count("/good") == 1
+        assert len({post.headers["X-Validator-Delivery"] for post in posts}) == 1
+
+
+def test_a_redirect_is_not_followed_and_a_receiver_that_refuses_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(webhooks, "_MOST_REFUSALS", 3)
+    refused = []
+
+    def answer(path: str) -> int:
+        refused.append(path)
+        return 307 if len(refused) <= 3 else 200
+
+    with listening(answer) as (host, posts):
+        with Service(tmp_path, f"http://{host}/hook/token") as service:
+            service.decide(0)
+            until(lambda: len(posts) == 3)
+            second = service.decide(1)
+            until(lambda: len(posts) == 4)
+        assert runs(posts)[3] == second
+    said = capsys.readouterr().err
+    assert "not sent again: HTTP 307" in said
+    assert "token" not in said
+
+
+def test_a_kill_before_it_is_noted_sends_again_and_a_torn_line_harms_nothing(tmp_path: Path) -> None:
+    with listening() as (host, posts):
+        url = f"http://{host}/"
+        with Service(tmp_path, url) as service:
+            name = service.decide(0)
+            until(lambda: name in service.state.read_text(encoding="utf-8"))
+        whole = service.state.read_text(encoding="utf-8")
+        service.state.write_text(whole[:-20], encoding="utf-8")
+        for count in (2, 2):
+            with Service(tmp_path, url):
+                until(lambda count=count: len(posts) == count)  # type: ignore[misc]
+                time.sleep(0.1)
+        assert runs(posts) == [name, name]
+
+
+def test_an_old_decision_and_one_in_progress_are_not_sent(tmp_path: Path) -> None:
+    with listening() as (host, posts):
+        with Service(tmp_path, f"http://{host}/") as service:
+            service.decide(0, decision="IN_PROGRESS")
+            service.decide(1, finished="2026-01-01T00:00:00+00:00")
+            last = service.decide(2)
+            until(lambda: posts)
+            time.sleep(0.1)
+        assert runs(posts) == [last]
+
+
+def test_addresses_and_secrets_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("file:///etc/passwd", "gopher://x/", "hook", "http://", "http://x/\ny", "http://a:b@x/", "http://x:y/"):
+        with pytest.raises(WebhookError, match="https://"):
+            Service(tmp_path, url)
+    path = tmp_path / "secret"
+    with pytest.raises(WebhookError, match="cannot be read"):
+        read_secret(path)
+    path.write_bytes(SECRET + b"\n")
+    with pytest.raises(WebhookError, match="chmod 600"):
+        read_secret(path)
+    path.chmod(0o600)
+    assert read_secret(path) == SECRET
+    path.write_bytes(b"short\n")
+    with pytest.raises(WebhookError, match="at least 16"):
+        read_secret(path)
+    monkeypatch.setenv("VALIDATOR_WEBHOOK_SECRET", SECRET.decode())
+    assert read_secret(None) == SECRET
+    monkeypatch.delenv("VALIDATOR_WEBHOOK_SECRET")
+    with pytest.raises(WebhookError, match="needs a secret"):
+        read_secret(None)
+
+
+def test_the_state_holds_no_address(tmp_path: Path) -> None:
+    with Service(tmp_path, "http://127.0.0.1:9/very-secret") as service:
+        pass
+    lines = [json.loads(line) for line in service.state.read_text(encoding="utf-8").split("\n") if line]
+    assert [line["run"] for line in lines] == [""]
+    assert "very-secret" not in service.state.read_text(encoding="utf-8")

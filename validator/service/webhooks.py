@@ -1,0 +1,262 @@
+"""Webhooks: each decision is posted, signed, to the addresses that the operator named when the service was started.
+
+What was delivered is in a file beside the index, one line for each decision and address, written after the answer: a
+service that is killed sends again what it may not have sent. An address that is new gets what is decided from then on.
+Each address has a thread of its own, so that none waits for another one, and no page for any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import validator
+from validator.errors import UserError
+from validator.files import Tree
+from validator.history.read import HistoryEntry
+from validator.pipeline.evaluate import result_in
+from validator.service.index import RunIndex
+from validator.text import one_line
+from validator.times import iso_now, unix_seconds
+
+SECRET_VARIABLE = "VALIDATOR_WEBHOOK_SECRET"
+_LEAST_SECRET = 16
+_LOOK_S = 2.0
+_LONGEST_S = 300.0
+"""Longest wait between two tries; each is twice the one before."""
+
+_TIMEOUT_S = 10.0
+_MAX_AGE_S = 7 * 86400.0
+"""A decision that is older is not sent any more: an address that was gone for long must not get all of the past."""
+
+_MOST_REFUSALS = 12
+"""Answers of the kind 3xx and 4xx to one decision, after which the next one is sent."""
+
+_AGAIN_LATER = (408, 425, 429)
+
+
+class WebhookError(UserError):
+    """A webhook that cannot be as it was given; the message names the option, the value and the fix."""
+
+
+def read_secret(path: Path | None) -> bytes:
+    """The key of the signatures: the first line of a file that its owner alone can read, else of the environment.
+
+    Raises:
+        WebhookError: when there is none, it is short, or others may read the file.
+    """
+    text, what = os.environ.get(SECRET_VARIABLE, "").encode(), SECRET_VARIABLE
+    if path is not None:
+        what = f"--webhook-secret {path}"
+        try:
+            with path.open("rb") as file:
+                status, text = os.fstat(file.fileno()), file.read(4096)
+        except OSError as error:
+            raise WebhookError(f"{what} cannot be read: {error.strerror}") from error
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise WebhookError(f"{what} is open to other users; chmod 600 {path}")
+    secret = text.partition(b"\n")[0].strip()
+    if len(secret) < _LEAST_SECRET:
+        give = f"write at least {_LEAST_SECRET} characters into a file for --webhook-secret, or into {SECRET_VARIABLE}"
+        raise WebhookError(f"--webhook needs a secret to sign with, and {what} has {len(secret)} characters; {give}")
+    return secret
+
+
+def signature(secret: bytes, timestamp: str, body: bytes) -> str:
+    """The value of the header `X-Validator-Signature`: HMAC-SHA256 of `TIMESTAMP.BODY`."""
+    return f"sha256={hmac.new(secret, timestamp.encode() + b'.' + body, hashlib.sha256).hexdigest()}"
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A redirect would lead the decision to where the operator did not say."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None makes it an error with the answer's code."""
+
+
+@dataclass
+class _Hook:
+    """One address, and what it was sent: the decision of each run folder that it has."""
+
+    url: str
+    sent: dict[str, str] = field(default_factory=dict)
+    stamps: dict[str, str] = field(default_factory=dict)
+    version: tuple[int, int] | None = None
+    failures: int = 0
+    refusals: int = 0
+
+    @property
+    def key(self) -> str:
+        """What stands for the address in files; the address itself may be a secret."""
+        return hashlib.sha256(self.url.encode()).hexdigest()[:16]
+
+    @property
+    def place(self) -> str:
+        """The address as far as a log may say it."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+
+class Webhooks:
+    """Sends the decisions of an index from `start` to `close`.
+
+    Args:
+        urls: the operator's addresses.
+        state: the file of what was delivered.
+        address: where readers reach the service, without a last stroke; for links.
+
+    Raises:
+        WebhookError: when an address is none of HTTP.
+    """
+
+    def __init__(self, urls: Sequence[str], secret: bytes, index: RunIndex, *, state: Path, address: str) -> None:
+        for url in urls:
+            if not _is_address(url):
+                shown = one_line(url.partition("?")[0], limit=60)
+                raise WebhookError(f"--webhook {shown}: give an address that begins with https://, without a user")
+        self._hooks = [_Hook(url) for url in dict.fromkeys(urls)]
+        self._secret, self._index, self._state, self._address = secret, index, state, address
+        self._opener = build_opener(_NoRedirect)
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Begin to send; an address that is new gets nothing of the past.
+
+        Raises:
+            WebhookError: when what was delivered cannot be read or written.
+        """
+        try:
+            with Tree(self._state.parent) as tree:
+                lines = tree.text(self._state.name).splitlines() if tree.has_file(self._state.name) else []
+            known = [found for line in lines if (found := _delivered(line)) is not None]
+            for hook in self._hooks:
+                hook.sent = {run: what for key, run, what in known if key == hook.key}
+                if "" not in hook.sent:
+                    self._note(hook, {**{one.folder: _what(one) for one in self._due(hook)}, "": f"since {iso_now()}"})
+        except OSError as error:
+            raise WebhookError(f"--webhook: {self._state} cannot be used: {error}") from error
+        for hook in self._hooks:
+            threading.Thread(target=self._serve, args=(hook,), name="webhook", daemon=True).start()
+
+    def close(self) -> None:
+        """Send no more; what is under way may still arrive."""
+        self._ended.set()
+
+    def _serve(self, hook: _Hook) -> None:
+        while not self._ended.wait(min(_LONGEST_S, _LOOK_S * 2 ** min(hook.failures, 10))):
+            try:
+                for entry in self._due(hook):
+                    self._send(hook, entry)
+                    if self._ended.is_set():
+                        return
+            except Exception as error:  # noqa: BLE001 -- a receiver, a disk or the index: tried again later
+                hook.failures += 1
+                if hook.failures == 1:
+                    _log(hook, f"cannot be served, and is tried again: {type(error).__name__}: {error}")
+
+    def _due(self, hook: _Hook) -> list[HistoryEntry]:
+        """The decisions that the address does not have, the oldest first; only results that changed are looked at."""
+        version = self._index.version()
+        if version == hook.version:
+            return []
+        due = []
+        for folder, stamp in self._index.decided().items():
+            if hook.stamps.get(folder) == stamp:
+                continue
+            entry = self._index.entry(folder)
+            age_s = 0.0 if entry is None else time.time() - (unix_seconds(entry.finished) or time.time())
+            if entry is None or hook.sent.get(folder) == _what(entry) or age_s > _MAX_AGE_S:
+                hook.stamps[folder] = stamp
+            else:
+                due.append(entry)
+        hook.version = version if not due else None
+        return due
+
+    def _send(self, hook: _Hook, entry: HistoryEntry) -> None:
+        body = json.dumps(self._message(entry), ensure_ascii=False).encode("utf-8", "replace")
+        timestamp, what = str(int(time.time())), _what(entry)
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"validator/{validator.__version__}",
+            "X-Validator-Delivery": hashlib.sha256(f"{entry.folder}\n{what}".encode("utf-8", "replace")).hexdigest()[
+                :32
+            ],
+            "X-Validator-Timestamp": timestamp,
+            "X-Validator-Signature": signature(self._secret, timestamp, body),
+        }
+        try:
+            with self._opener.open(Request(hook.url, body, headers), timeout=_TIMEOUT_S):
+                pass
+        except HTTPError as error:
+            hook.refusals += 300 <= error.code < 500 and error.code not in _AGAIN_LATER
+            if hook.refusals < _MOST_REFUSALS:
+                raise
+            _log(hook, f"refuses the decision of {one_line(entry.folder)}, which is not sent again: HTTP {error.code}")
+        hook.failures = hook.refusals = 0
+        self._note(hook, {entry.folder: what})
+
+    def _message(self, entry: HistoryEntry) -> Mapping[str, Any]:
+        named = ("runbook", "machine", "host", "branch", "decision", "started", "finished")
+        return {
+            "event": "decision",
+            "run": entry.folder,
+            **{name: None if (value := getattr(entry, name)) is None else one_line(value, limit=200) for name in named},
+            "reasons": self._reasons(entry.folder),
+            "link": f"{self._address}/runs/{quote(entry.folder, safe='')}/",
+        }
+
+    def _reasons(self, folder: str) -> int | None:
+        """How many required criteria and checks did not pass; None where the result is of another version."""
+        with suppress(OSError, ValueError), Tree(self._index.reports / folder) as tree:
+            phases = [phase for phase in result_in(tree).phases if phase.required]
+            return sum(one.required and one.status != "PASS" for phase in phases for one in phase.judged)
+        return None
+
+    def _note(self, hook: _Hook, sent: Mapping[str, str]) -> None:
+        """Remember what an address has, here and in the file."""
+        hook.sent.update(sent)
+        # Each line begins with the line feed that ends the one before it, also where a crash cut that one off.
+        lines = ["\n" + json.dumps({"to": hook.key, "run": run, "sent": what}) for run, what in sent.items()]
+        with Tree(self._state.parent) as tree:
+            tree.append(self._state.name, "".join(lines).encode())
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.username is None and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    return named and parts.scheme in ("http", "https") and url.isascii() and url.isprintable() and " " not in url
+
+
+def _what(entry: HistoryEntry) -> str:
+    """What is new of a run that ended again: judging it again alone changes its decision at most."""
+    return f"{entry.decision} {entry.finished}"
+
+
+def _delivered(line: str) -> tuple[str, str, str] | None:
+    """A line of the file; None for one that a crash cut off."""
+    try:
+        found = json.loads(line)
+        return str(found["to"]), str(found["run"]), str(found["sent"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _log(hook: _Hook, text: str) -> None:
+    sys.stderr.write(f"{iso_now('seconds')} webhook {hook.place} {one_line(text, limit=400)}\n")
