@@ -70,6 +70,7 @@ BY_HAND = {
     "loss_by_position": "it compares two runs that were trained before",
     "loss_curve": "it compares runs that were trained before",
     "peers": "it needs other people's implementations, on a GPU",
+    "serve_load": "its bars are those of a machine without other work",
     "prose_corpus": "it makes a corpus for loss_parity out of packages that it downloads",
 }
 """Modules that are commands and yet not run here, with the reason."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,23 +19,45 @@ from validator.runs.folder import RunFolder
 from validator.runs.journal import Journal
 
 HEAD = "step,loss,lr,toks_per_s\n"
+MARKER, SECRET = "0123456789abcdef", "hunter2hunter2"
+SAMPLES = "logs/telemetry.csv"
+
+
+WATCH = """() => {
+  window.changed = [];
+  const name = one => one.target.getAttribute("data-live") || one.target.nodeName;
+  const note = found => found.forEach(one => changed.push(name(one)));
+  new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+"""Collects what changes on a page."""
+
+BELOW = "text => text.getBoundingClientRect().bottom - text.parentElement.getBoundingClientRect().bottom"
+"""How far the end of a log is below its box."""
 
 
 class Served:
     """A server over past runs and one that runs, whose runner is this process."""
 
-    def __init__(self, address: str, folder: RunFolder, journal: Journal, past: Path) -> None:
+    def __init__(self, address: str, folder: RunFolder, journal: Journal, past: Path, pid: int) -> None:
         self.address = address
         self.folder = folder
         self.journal = journal
         self.past = past
         self.run = spec(folder)
         journal.append("run_started", run=self.run.id, as_it_is={"spec": self.run})
+        started = {"number": 1, "pid": pid, "command": ["train.py"], "container": None, "marker": MARKER}
+        journal.append("attempt_started", run=self.run.id, **started)
         self.write(HEAD + "10,3.5,0.1,900\n")
+        self.write("".join(f"step {step} loss 3.5\n" for step in range(300)), "logs/stdout.log")
+        self.write("rank 1 is here\n", "logs/ranks/x/attempt_0/1/stdout.log")
+        self.write("ts,host_cpu_pct,gpu0_util_pct,gpu0_mem_used_mib,gpu0_power_w,gpu0_temperature_c\n", SAMPLES)
+        self.write(f"{time.time()},50,97,70123,612.3,64\n", SAMPLES)
 
-    def write(self, text: str) -> None:
-        """Add rows to the trainer's table."""
-        with (self.folder.root / self.run.out / "training.csv").open("a", encoding="utf-8") as file:
+    def write(self, text: str, name: str = "training.csv") -> None:
+        """Add lines to a file of the run."""
+        path = self.folder.root / self.run.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
             file.write(text)
 
 
@@ -45,14 +68,20 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     reports = tmp_path / "reports"
     past, *_ = (make_run(reports, number, scale=1.0 if number < 6 else 0.9) for number in range(12))
     folder, journal = make_running(reports)
-    with journal, start_validator("serve", "--listen", "127.0.0.1:0", cwd=tmp_path, stderr=subprocess.PIPE) as server:
+    given = {"VALIDATOR_RUN_TOKEN": MARKER, "HF_TOKEN": SECRET}
+    with (
+        journal,
+        subprocess.Popen(["sleep", "600"], env=given) as trainer,
+        start_validator("serve", "--listen", "127.0.0.1:0", cwd=tmp_path, stderr=subprocess.PIPE) as server,
+    ):
         try:
             assert server.stderr is not None
             found = re.search(r"http://[\d.:]+/", server.stderr.readline())
             assert found
-            yield Served(found[0], folder, journal, past)
+            yield Served(found[0], folder, journal, past, trainer.pid)
         finally:
             server.kill()
+            trainer.kill()
 
 
 @pytest.fixture
@@ -94,3 +123,31 @@ def test_values_change_in_place_and_a_new_phase_keeps_the_focus(served: Served, 
     page.locator(".phases li", has_text="RUNNING").filter(has_text="second").wait_for()
     assert not page.evaluate("document.querySelector('article').marked"), "the elements are new"
     assert page.evaluate("document.activeElement.textContent") == "Halt …"
+
+
+def test_the_end_of_a_log_and_the_machine_change_in_place(served: Served, page: Page) -> None:
+    page.goto(f"{served.address}runs/{served.folder.root.name}/")
+    log = page.get_by_role("region", name="stdout.log", exact=True)
+    lines = log.locator("pre")
+    assert lines.inner_text().startswith("step 100 loss")
+    box = log.evaluate("box => [box.clientHeight, box.scrollHeight]")
+    assert box[0] < box[1], "it has more lines than fit"
+    assert lines.evaluate(BELOW) <= 1
+    row = page.get_by_role("row", name="0 97 %")
+    assert row.inner_text().split() == ["0", "97", "%", "70,123", "MiB", "612.3", "W", "64", "°C"]
+    page.evaluate(WATCH)
+    served.write(f"the token is {SECRET}\n", "logs/stdout.log")
+    served.write(f"{time.time()},50,98,70123,612.3,64\n", SAMPLES)
+    page.get_by_text("the token is [redacted]").wait_for()
+    page.get_by_role("row", name="0 98 %").wait_for()
+    assert lines.evaluate(BELOW) <= 1
+    changed = set(page.evaluate("changed"))
+    name = served.folder.root.name
+    assert {f"{name} log", f"{name} gpu0 Utilization"} <= changed
+    steady = ("elapsed", "remaining", "Left of this run")
+    assert changed <= {f"{name} {part}" for part in ("log", "gpu0 Utilization", *steady)}
+    page.get_by_label("Its last 200 lines").select_option("ranks/x/attempt_0/1/stdout.log")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_text("rank 1 is here").wait_for()
+    served.write("and trains\n", "logs/ranks/x/attempt_0/1/stdout.log")
+    page.get_by_text("and trains").wait_for()
