@@ -134,7 +134,7 @@ def test_the_end_of_a_log_and_the_machine_change_in_place(served: Served, page: 
     assert box[0] < box[1], "it has more lines than fit"
     assert lines.evaluate(BELOW) <= 1
     row = page.get_by_role("row", name="0 97 %")
-    assert row.inner_text().split() == ["0", "97", "%", "70,123", "MiB", "612.3", "W", "64", "°C"]
+    assert row.inner_text().split() == ["0", "97", "%", "68.48", "GiB", "612.3", "W", "64", "°C"]
     page.evaluate(WATCH)
     served.write(f"the token is {SECRET}\n", "logs/stdout.log")
     served.write(f"{time.time()},50,98,70123,612.3,64\n", SAMPLES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,8 +39,8 @@ def command(
     if missing:
         what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
         raise fail(what, as_json=False, code=ExitCode.UNABLE)
-    from validator.service.serve import HookOptions, serve
+    from validator.service.serve import serve
 
     with reported():
-        hooks = HookOptions(webhook or (), webhook_secret, public_url)
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, hooks=hooks)
+        hooks: dict[str, Any] = {"webhook": webhook or (), "webhook_secret": webhook_secret, "public_url": public_url}
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, **hooks)

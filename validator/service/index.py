@@ -256,13 +256,6 @@ class RunIndex:
         with self._asked() as db:
             return self.revision, int(db.execute("PRAGMA data_version").fetchone()[0])
 
-    def decided(self) -> dict[str, str]:
-        """The stamp of each result that has a decision, by its folder, the oldest first."""
-        with self._asked() as db:
-            return dict(
-                db.execute("SELECT folder, stamp FROM runs WHERE decision != 'IN_PROGRESS' ORDER BY started, folder")
-            )
-
     def with_nodes(self) -> tuple[HistoryEntry, ...]:
         """Every run of a cluster, oldest first."""
         with self._asked() as db:

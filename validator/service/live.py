@@ -25,9 +25,9 @@ from validator.runs.journal import Event
 from validator.runs.replay import ending, events_of, last_runner, phase_end, started_runs
 from validator.service.index import RunIndex
 from validator.service.stopping import StopHow, request_stop, works_on
-from validator.service.tails import LogTail, MachineSample, MachineSamples, RunLogs, Values
 from validator.supervise.follow import RunFollower
 from validator.supervise.lock import holders
+from validator.supervise.tails import LogTail, MachineSample, MachineSamples, RunLogs, Values
 from validator.supervise.watchdog import Pace
 from validator.text import (
     MISSING,
@@ -50,7 +50,7 @@ _JOIN_BYTES = 256 << 10
 _FORGET_S = 30.0
 """Without a look for so long, runs are joined again: what was written meanwhile would take many looks to read."""
 
-_NEWEST = 20
+_NEWEST = 10
 """Rows of a file that are read at each look, the latest: a column that is not in every row is shown a little later."""
 
 _ENDED = StatusView("ENDED", "·", "muted")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -130,23 +130,19 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-class HookOptions(NamedTuple):
-    """Where decisions are posted, the file of the key that signs them, and where readers reach the service."""
-
-    urls: Sequence[str] = ()
-    secret: Path | None = None
-    public_url: str = ""
-
-
 def serve(
     reports: Path,
     *,
     listen: str,
     token_file: Path | None = None,
     rebuild: bool = False,
-    hooks: HookOptions = HookOptions(),  # noqa: B008 -- nothing changes it
+    webhook: Sequence[str] = (),
+    webhook_secret: Path | None = None,
+    public_url: str = "",
 ) -> None:
     """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
+
+    Decisions are posted to the addresses in `webhook`, with links that begin with `public_url`.
 
     Raises:
         WebhookError: when an address or the key of the signatures cannot be used.
@@ -156,7 +152,7 @@ def serve(
     """
     host, port = parse_listen(listen)
     tokens = tokens_for(host, token_file)
-    key = read_secret(hooks.secret) if hooks.urls else b""
+    key = read_secret(webhook_secret) if webhook else b""
     made = bound(host, port)
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
@@ -164,8 +160,7 @@ def serve(
     at = f"[{host}]" if ":" in host else host
     address = f"http://{at}:{made.getsockname()[1]}"
     state = index_path(reports).with_suffix(".webhooks.jsonl")
-    public = hooks.public_url.rstrip("/") or address
-    webhooks = Webhooks(hooks.urls, key, index, state=state, address=public)
+    webhooks = Webhooks(webhook, key, index, state=state, address=public_url.rstrip("/") or address)
     webhooks.start()
     who = "a token is needed" if tokens else "no token is needed"
     sys.stderr.write(f"serving {index.reports} at {address}/ ({who}); Ctrl-C ends it\n")

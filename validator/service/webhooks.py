@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import os
-import stat
 import sys
 import threading
 import time
@@ -24,12 +23,11 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-import validator
 from validator.errors import UserError
 from validator.files import Tree
 from validator.history.read import HistoryEntry
 from validator.pipeline.evaluate import result_in
-from validator.service.index import RunIndex
+from validator.service.index import RunFilter, RunIndex
 from validator.text import one_line
 from validator.times import iso_now, unix_seconds
 
@@ -43,10 +41,8 @@ _TIMEOUT_S = 10.0
 _MAX_AGE_S = 7 * 86400.0
 """A decision that is older is not sent any more: an address that was gone for long must not get all of the past."""
 
-_MOST_REFUSALS = 12
-"""Answers of the kind 3xx and 4xx to one decision, after which the next one is sent."""
-
-_AGAIN_LATER = (408, 425, 429)
+_LATEST = 1000
+"""Decisions that are looked at, the latest: no address is owed more."""
 
 
 class WebhookError(UserError):
@@ -63,11 +59,10 @@ def read_secret(path: Path | None) -> bytes:
     if path is not None:
         what = f"--webhook-secret {path}"
         try:
-            with path.open("rb") as file:
-                status, text = os.fstat(file.fileno()), file.read(4096)
+            mode, text = path.stat().st_mode, path.read_bytes()
         except OSError as error:
             raise WebhookError(f"{what} cannot be read: {error.strerror}") from error
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        if mode & 0o077:
             raise WebhookError(f"{what} is open to other users; chmod 600 {path}")
     secret = text.partition(b"\n")[0].strip()
     if len(secret) < _LEAST_SECRET:
@@ -90,25 +85,19 @@ class _NoRedirect(HTTPRedirectHandler):
 
 @dataclass
 class _Hook:
-    """One address, and what it was sent: the decision of each run folder that it has."""
+    """One address, and what it was sent: the decision of each run folder that it has.
+
+    `key` stands for the address in files, `place` in the log: the address itself may be a secret.
+    """
 
     url: str
     sent: dict[str, str] = field(default_factory=dict)
-    stamps: dict[str, str] = field(default_factory=dict)
     version: tuple[int, int] | None = None
     failures: int = 0
-    refusals: int = 0
 
-    @property
-    def key(self) -> str:
-        """What stands for the address in files; the address itself may be a secret."""
-        return hashlib.sha256(self.url.encode()).hexdigest()[:16]
-
-    @property
-    def place(self) -> str:
-        """The address as far as a log may say it."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc}"
+    def __post_init__(self) -> None:
+        self.key = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        self.place = "/".join(self.url.split("/")[:3])
 
 
 class Webhooks:
@@ -142,9 +131,8 @@ class Webhooks:
         try:
             with Tree(self._state.parent) as tree:
                 lines = tree.text(self._state.name).splitlines() if tree.has_file(self._state.name) else []
-            known = [found for line in lines if (found := _delivered(line)) is not None]
             for hook in self._hooks:
-                hook.sent = {run: what for key, run, what in known if key == hook.key}
+                hook.sent = {run: what for key, run, what in map(_delivered, lines) if key == hook.key}
                 if "" not in hook.sent:
                     self._note(hook, {**{one.folder: _what(one) for one in self._due(hook)}, "": f"since {iso_now()}"})
         except OSError as error:
@@ -158,55 +146,43 @@ class Webhooks:
 
     def _serve(self, hook: _Hook) -> None:
         while not self._ended.wait(min(_LONGEST_S, _LOOK_S * 2 ** min(hook.failures, 10))):
+            failed = ""
             try:
                 for entry in self._due(hook):
-                    self._send(hook, entry)
-                    if self._ended.is_set():
-                        return
+                    try:
+                        self._send(hook, entry)
+                    except HTTPError as error:  # of this one; the next may be taken
+                        failed = f"HTTP {error.code} to the decision of {entry.folder}"
             except Exception as error:  # noqa: BLE001 -- a receiver, a disk or the index: tried again later
-                hook.failures += 1
-                if hook.failures == 1:
-                    _log(hook, f"cannot be served, and is tried again: {type(error).__name__}: {error}")
+                failed = f"{type(error).__name__}: {error}"
+            hook.failures = hook.failures + 1 if failed else 0
+            if hook.failures == 1:
+                text = one_line(f"{hook.place}: {failed}; it is tried again", limit=400)
+                sys.stderr.write(f"{iso_now('seconds')} webhook {text}\n")
 
     def _due(self, hook: _Hook) -> list[HistoryEntry]:
-        """The decisions that the address does not have, the oldest first; only results that changed are looked at."""
+        """The decisions that the address does not have, the oldest first."""
         version = self._index.version()
         if version == hook.version:
             return []
-        due = []
-        for folder, stamp in self._index.decided().items():
-            if hook.stamps.get(folder) == stamp:
-                continue
-            entry = self._index.entry(folder)
-            age_s = 0.0 if entry is None else time.time() - (unix_seconds(entry.finished) or time.time())
-            if entry is None or hook.sent.get(folder) == _what(entry) or age_s > _MAX_AGE_S:
-                hook.stamps[folder] = stamp
-            else:
-                due.append(entry)
-        hook.version = version if not due else None
+        found, _ = self._index.find(RunFilter(), limit=_LATEST)
+        due = [
+            one
+            for one in reversed(found)
+            if one.decision != "IN_PROGRESS" and hook.sent.get(one.folder) != _what(one) and not _is_old(one)
+        ]
+        hook.version = None if due else version
         return due
 
     def _send(self, hook: _Hook, entry: HistoryEntry) -> None:
-        body = json.dumps(self._message(entry), ensure_ascii=False).encode("utf-8", "replace")
-        timestamp, what = str(int(time.time())), _what(entry)
+        body, timestamp, what = json.dumps(self._message(entry)).encode(), str(int(time.time())), _what(entry)
         headers = {
             "Content-Type": "application/json",
-            "User-Agent": f"validator/{validator.__version__}",
-            "X-Validator-Delivery": hashlib.sha256(f"{entry.folder}\n{what}".encode("utf-8", "replace")).hexdigest()[
-                :32
-            ],
+            "X-Validator-Delivery": hashlib.sha256(f"{entry.folder}\n{what}".encode()).hexdigest()[:32],
             "X-Validator-Timestamp": timestamp,
             "X-Validator-Signature": signature(self._secret, timestamp, body),
         }
-        try:
-            with self._opener.open(Request(hook.url, body, headers), timeout=_TIMEOUT_S):
-                pass
-        except HTTPError as error:
-            hook.refusals += 300 <= error.code < 500 and error.code not in _AGAIN_LATER
-            if hook.refusals < _MOST_REFUSALS:
-                raise
-            _log(hook, f"refuses the decision of {one_line(entry.folder)}, which is not sent again: HTTP {error.code}")
-        hook.failures = hook.refusals = 0
+        self._opener.open(Request(hook.url, body, headers), timeout=_TIMEOUT_S).close()
         self._note(hook, {entry.folder: what})
 
     def _message(self, entry: HistoryEntry) -> Mapping[str, Any]:
@@ -249,14 +225,15 @@ def _what(entry: HistoryEntry) -> str:
     return f"{entry.decision} {entry.finished}"
 
 
-def _delivered(line: str) -> tuple[str, str, str] | None:
-    """A line of the file; None for one that a crash cut off."""
+def _is_old(entry: HistoryEntry) -> bool:
+    ended = unix_seconds(entry.finished)
+    return ended is not None and time.time() - ended > _MAX_AGE_S
+
+
+def _delivered(line: str) -> tuple[str, str, str]:
+    """A line of the file; empty texts for one that a crash cut off."""
     try:
         found = json.loads(line)
         return str(found["to"]), str(found["run"]), str(found["sent"])
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _log(hook: _Hook, text: str) -> None:
-    sys.stderr.write(f"{iso_now('seconds')} webhook {hook.place} {one_line(text, limit=400)}\n")
+        return "", "", ""

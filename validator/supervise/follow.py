@@ -261,7 +261,7 @@ class RunFollower:
         if tail.again:  # its header may be another one, and not among the newest lines
             self._columns.pop(name, None)
         for line, end in lines:
-            names = _header(line)
+            names = None if line[:1].isdigit() else _header(line)
             if names is not None:
                 self._columns[name] = names
                 continue

@@ -12,7 +12,7 @@ import pytest
 from validator.service import events
 from validator.service.events import Feed, LogName
 from validator.service.live import Running
-from validator.service.tails import LogTail
+from validator.supervise.tails import LogTail
 
 
 class Looked:

@@ -14,7 +14,7 @@ import pytest
 from tests.validator.service.serving import client, make_running, spec
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
-from validator.service.tails import LOG_LINES, MachineSamples, RunLogs
+from validator.supervise.tails import LOG_LINES, MachineSamples, RunLogs
 
 MARKER = "0123456789abcdef"
 SECRET, NAMED, WORD = "hunter2hunter2", "open-sesame-1", "swordfish-77"
@@ -92,7 +92,7 @@ def test_the_machine_is_shown_by_the_latest_sample(tmp_path: Path) -> None:
     head = "ts,host_cpu_pct,host_other_cpu_pct,host_mem_available_mib,gpu0_util_pct,gpu0_power_w,gpu10_util_pct\n"
     write(tmp_path, "telemetry.csv", f"{head}1,2,3,4,5,6,7\n{time.time():.3f},97.5,,51234,98,612.3,0\n{time.time()},1")
     found = samples.latest()
-    assert found.host == (("CPU", "97.5 %"), ("CPU of other programs", "–"), ("Memory available", "51,234 MiB"))
+    assert found.host == (("CPU", "97.5 %"), ("CPU of other programs", "–"), ("Memory available", "50.03 GiB"))
     assert [gpu.index for gpu in found.gpus] == [0, 10]
     assert found.gpus[0].values[:3] == (("Utilization", "98 %"), ("Memory", "–"), ("Power", "612.3 W"))
     assert found.age == ""

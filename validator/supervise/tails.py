@@ -45,11 +45,11 @@ _OLD_S = 15.0
 _HOST = (
     ("CPU", "host_cpu_pct", "%"),
     ("CPU of other programs", "host_other_cpu_pct", "%"),
-    ("Memory available", "host_mem_available_mib", "MiB"),
+    ("Memory available", "host_mem_available_mib", "GiB"),
 )
 _GPU = (
     ("Utilization", "util_pct", "%"),
-    ("Memory", "mem_used_mib", "MiB"),
+    ("Memory", "mem_used_mib", "GiB"),
     ("Power", "power_w", "W"),
     ("Temperature", "temperature_c", "°C"),
 )
@@ -110,7 +110,8 @@ class MachineSamples:
     def _shown(self, prefix: str, columns: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
         for label, name, unit in columns:
             value = _number(self._cells.get(prefix + name))
-            yield label, MISSING if value is None else format_quantity(value, unit)
+            shown = None if value is None else value / 1024 if unit == "GiB" else value  # the columns are in MiB
+            yield label, MISSING if shown is None else format_quantity(shown, unit)
 
 
 def _number(text: str | None) -> float | None:
