@@ -95,6 +95,7 @@ main()
         (4, ("-c", missing), "pip install 'training-validator[serve]'"),
         (2, ("-m", "validator", "serve", "--listen", "0.0.0.0:0"), "validator token add NAME --role run"),
         (2, ("-m", "validator", "serve", "--reports", "none", "--listen", "127.0.0.1:0"), "none is no folder"),
+        (2, ("-m", "validator", "serve", "--listen", "127.0.0.1:0", "--webhook", "https://x.test/"), "needs a secret"),
     ):
         done = python(*arguments, cwd=home)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr

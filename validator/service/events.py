@@ -1,6 +1,6 @@
 """Server-sent events: the texts of running validations that have changed, while somebody looks.
 
-One look and one rendering serve all viewers. A viewer of a run's page also gets the end of the log that the page shows.
+One look serves all viewers. A viewer of a run's page also gets the end of the log that the page shows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -39,32 +37,19 @@ def shape_of(running: Sequence[Running]) -> str:
     return hashlib.sha256(repr([one.shape for one in running]).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """What all viewers get at one look: `changed` are the events since the frame before, `logs` those of logs."""
+class _Frame(NamedTuple):
+    """One look: all texts, the shape of the page of all, by an empty name, and of each run's own; the ends of logs."""
 
-    number: int = 0
-    texts: Mapping[str, str] = field(default_factory=dict)
-    shapes: Mapping[str, str] = field(default_factory=dict)
-    logs: Mapping[LogName, str] = field(default_factory=dict)
-    changed: str = ""
+    texts: Mapping[str, str]
+    shapes: Mapping[str, str]
+    logs: Mapping[LogName, str]
 
-    @cached_property
-    def whole(self) -> str:
-        """The events for one who has not seen the frame before."""
-        return _event("texts", self.texts) + _event("shapes", self.shapes)
 
-    def next(self, live: LiveRuns, wanted: Iterable[LogName]) -> _Frame:
-        """The frame of a look. Shapes are those of the page of all, by an empty name, and of each run's own."""
-        running = live.look()
-        texts = dict(text for one in running for text in one.texts())
-        shapes = {"": shape_of(running), **{one.folder: shape_of([one]) for one in running}}
-        changed = {name: text for name, text in texts.items() if self.texts.get(name) != text}
-        events = _event("texts", changed) if changed else ""
-        events += _event("shapes", shapes) if shapes != self.shapes else ""
-        ends = {name: live.log(*name).text for name in wanted}
-        logs = {name: _event("texts", {f"{name.folder} log": text}) for name, text in ends.items() if text}
-        return _Frame(self.number + 1, texts, shapes, logs, events)
+def _frame(live: LiveRuns, wanted: Iterable[LogName]) -> _Frame:
+    running = live.look()
+    texts = dict(text for one in running for text in one.texts())
+    shapes = {"": shape_of(running), **{one.folder: shape_of([one]) for one in running}}
+    return _Frame(texts, shapes, {name: live.log(*name).text for name in wanted})
 
 
 class Feed:
@@ -73,7 +58,7 @@ class Feed:
     def __init__(self, live: LiveRuns) -> None:
         self._live = live
         self._viewers: dict[object, LogName | None] = {}
-        self._frame = _Frame()
+        self._frame = _Frame({}, {}, {})
         self._drawn = asyncio.Event()
         self._drawing: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -97,7 +82,7 @@ class Feed:
         viewer = object()
         self._viewers[viewer] = log
         try:
-            seen, shown, sign_s = -1, "", time.monotonic()
+            shown, shapes, sign_s = dict[str, str](), dict[str, str](), time.monotonic()
             yield "retry: 3000\n\n"
             while not self._closing.is_set():
                 if self._drawing is None or self._drawing.done():
@@ -105,11 +90,13 @@ class Feed:
                 await self._drawn.wait()
                 if self._drawing.done():  # it failed: the browser asks again
                     return
-                frame = self._frame
-                events = frame.changed if frame.number == seen + 1 else frame.whole
-                lines = frame.logs.get(log, shown) if log else shown
-                events += lines if lines != shown else ""
-                seen, shown = frame.number, lines
+                texts, now, logs = self._frame
+                if log is not None and (lines := logs.get(log)):
+                    texts = {**texts, f"{log.folder} log": lines}
+                changed = {name: text for name, text in texts.items() if shown.get(name) != text}
+                events = _event("texts", changed) if changed else ""
+                events += _event("shapes", now) if shapes != now else ""
+                shown, shapes = {**shown, **changed}, {**now}
                 if time.monotonic() - sign_s >= _SIGN_S:
                     if not await run_in_threadpool(allowed):
                         return
@@ -126,7 +113,7 @@ class Feed:
             while self._viewers and not self._closing.is_set():
                 due_s = time.monotonic() + _INTERVAL_S
                 wanted = {log for log in self._viewers.values() if log is not None}
-                self._frame = await run_in_threadpool(self._frame.next, self._live, wanted)
+                self._frame = await run_in_threadpool(_frame, self._live, wanted)
                 self._announce()
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), max(0.1, due_s - time.monotonic()))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from validator.model.plan import Plan, RunSpec
 from validator.model.verdict import Status, ValidationReport
@@ -22,19 +22,14 @@ from validator.report.elements import PENDING, status_view
 from validator.report.page import StatusView
 from validator.runs.folder import RunFolder
 from validator.runs.journal import Event
-from validator.runs.replay import ending, events_of, last_runner, phase_end, started_runs
+from validator.runs.replay import ending, events_of, last_runner, phase_end
 from validator.service.index import RunIndex
 from validator.service.stopping import StopHow, request_stop, works_on
-from validator.supervise.follow import RunFollower
 from validator.supervise.lock import holders
-from validator.supervise.tails import LogTail, MachineSample, MachineSamples, RunLogs, Values
-from validator.supervise.watchdog import Pace
+from validator.supervise.open_run import LogTail, MachineSample, OpenRun, Values, open_run
 from validator.text import (
-    MISSING,
     clean,
     format_duration,
-    format_number,
-    format_quantity,
     format_time,
     one_line,
     plural,
@@ -43,9 +38,6 @@ from validator.times import unix_seconds, utc_now
 
 _LOOK_S = 0.6
 """How long a look serves every viewer."""
-
-_JOIN_BYTES = 256 << 10
-"""How far back a run's files are read when the service begins to follow it."""
 
 _FORGET_S = 30.0
 """Without a look for so long, runs are joined again: what was written meanwhile would take many looks to read."""
@@ -199,34 +191,6 @@ class LiveRuns:
                     yield path.name
 
 
-class _OpenRun(NamedTuple):
-    """A run that was started and has not ended, and what is followed of its present attempt."""
-
-    spec: RunSpec
-    attempts: int
-    follower: RunFollower
-    pace: Pace
-    samples: MachineSamples
-    logs: RunLogs
-
-
-def _open_run(folder: RunFolder, events: Sequence[Event], before: _OpenRun | None) -> _OpenRun | None:
-    """The run that is open by the journal: the one before while it is the same attempt; None where none is."""
-    opened = [spec for spec, outcome in started_runs(events) if outcome is None]
-    if not opened:
-        return None
-    spec, out = opened[-1], folder.root / opened[-1].out
-    started = [
-        event.fields for event in events if event.event == "attempt_started" and event.fields.get("run") == spec.id
-    ]
-    if before is not None and (before.spec, before.attempts) == (spec, len(started)):
-        return before
-    follower = RunFollower(out, spec.metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES, newest=_NEWEST)
-    latest = started[-1] if started else {}
-    logs = RunLogs(out, latest.get("pid") or 0, str(latest.get("marker")), named=folder.header.runbook.secrets)
-    return _OpenRun(spec, len(started), follower, Pace(started=time.monotonic()), MachineSamples(out), logs)
-
-
 @dataclass
 class _Followed:
     """One folder between looks: what was read of it, and the files of its open run."""
@@ -238,7 +202,7 @@ class _Followed:
     _report: ValidationReport | None = None
     _stamps: tuple[object, object] = (None, None)
     _events: tuple[Event, ...] = ()
-    _open: _OpenRun | None = None
+    _open: OpenRun | None = None
 
     def look(self, asked: StopHow | Literal[""]) -> Running | None:
         """The validation now; None where it has ended, or cannot be read. `asked` says how it was asked to stop."""
@@ -287,7 +251,7 @@ class _Followed:
                     self._report = result_in(tree)
         if stamps[0] != self._stamps[0]:
             self._events = events_of(folder)
-            self._open = _open_run(folder, self._events, self._open)
+            self._open = open_run(folder, self._events, self._open)
         self._stamps = (stamps[0], stamps[1])
 
     def _remaining(self, folder: RunFolder) -> str:
@@ -318,14 +282,12 @@ class _Followed:
 
     def _run(self) -> LiveRun | None:
         """The run that is open, followed from the event that started it."""
-        if self._open is None:
+        one = self._open
+        if one is None:
             return None
-        now, spec, follower, pace = time.monotonic(), self._open.spec, self._open.follower, self._open.pace
-        pace.follow(follower.look(now=now), now)
-        return LiveRun(
-            one_line(spec.id), follower.step, spec.steps, tuple(_latest_values(follower, pace, spec, now)),
-            self._watchdog(spec), self._open.samples.latest(), self._open.logs.names(),
-        )  # fmt: skip
+        values, name = one.look(), one_line(one.spec.id)
+        watchdog, machine = self._watchdog(one.spec), one.samples.latest()
+        return LiveRun(name, one.follower.step, one.spec.steps, values, watchdog, machine, one.logs.names())
 
     def _watchdog(self, spec: RunSpec) -> str:
         """What the watchdog of the open run says; its events are among the notes."""
@@ -344,22 +306,3 @@ class _Followed:
         for event in reversed(seen[-NOTES:]):
             what = event.fields.get("message") or f"lost: {event.fields.get('nodes')}"
             yield clean(f"{event.fields.get('run') or ''}: {what}", limit=400)
-
-
-def _latest_values(follower: RunFollower, pace: Pace, spec: RunSpec, now: float) -> Iterator[tuple[str, str]]:
-    """The latest values of a run, those of the terminal's live table; one that it does not report is left out."""
-    latest = follower.latest
-    eta_s = pace.eta_s(spec.steps, now)
-    yield "Left of this run", MISSING if eta_s is None else f"about {format_duration(eta_s)}"
-    for name, label, unit in (
-        ("toks_per_s", "Rate", "tok/s"),
-        ("step_time_s", "Step time", "s"),
-        ("loss", "Loss", ""),
-        ("grad_norm", "Gradient norm", ""),
-        ("gpu_mem_alloc_mib", "GPU memory", "MiB"),
-    ):
-        if name in latest:
-            yield label, format_quantity(latest[name], unit) if unit else format_number(latest[name])
-    silent_s = follower.heartbeat_age_s(now)
-    if silent_s is not None:
-        yield "Last sign of life", f"{format_duration(silent_s)} ago"

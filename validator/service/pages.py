@@ -37,7 +37,7 @@ from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import Running, steps_text
 from validator.service.stopping import StopHow
-from validator.supervise.tails import LOG_LINES, LogTail
+from validator.supervise.open_run import LOG_LINES, LogTail
 from validator.text import clean, one_line
 from validator.times import iso_now
 

@@ -132,7 +132,10 @@ class Webhooks:
             with Tree(self._state.parent) as tree:
                 lines = tree.text(self._state.name).splitlines() if tree.has_file(self._state.name) else []
             for hook in self._hooks:
-                hook.sent = {run: what for key, run, what in map(_delivered, lines) if key == hook.key}
+                for line in lines:
+                    with suppress(ValueError, KeyError, TypeError):  # one that a crash cut off
+                        one = json.loads(line)
+                        hook.sent |= {one["run"]: one["sent"]} if one["to"] == hook.key else {}
                 if "" not in hook.sent:
                     self._note(hook, {**{one.folder: _what(one) for one in self._due(hook)}, "": f"since {iso_now()}"})
         except OSError as error:
@@ -228,12 +231,3 @@ def _what(entry: HistoryEntry) -> str:
 def _is_old(entry: HistoryEntry) -> bool:
     ended = unix_seconds(entry.finished)
     return ended is not None and time.time() - ended > _MAX_AGE_S
-
-
-def _delivered(line: str) -> tuple[str, str, str]:
-    """A line of the file; empty texts for one that a crash cut off."""
-    try:
-        found = json.loads(line)
-        return str(found["to"]), str(found["run"]), str(found["sent"])
-    except (ValueError, KeyError, TypeError):
-        return "", "", ""

@@ -1,4 +1,4 @@
-"""What an open run writes beside its values: samples of the machine, and logs, whose ends are shown without secrets.
+"""A run that is open, followed by another process than its runner: latest values, samples of the machine, ends of logs.
 
 The files of a run are cleaned of secrets when it has ended. Until then a log is shown only where the secrets are known
 that its program was given: those in the environment and the arguments of the process that the journal names, which
@@ -17,15 +17,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from validator.files import Tree
+from validator.model.plan import RunSpec
+from validator.runs.folder import RunFolder
+from validator.runs.journal import Event
+from validator.runs.replay import started_runs
 from validator.secrets.masking import Mask, known_secrets
 from validator.supervise.capture import logs_below
-from validator.supervise.follow import Tail
+from validator.supervise.follow import RunFollower, Tail
 from validator.supervise.launch import STEP_FILE
+from validator.supervise.watchdog import Pace
 from validator.system.processes import TOKEN_VARIABLE, cmdline, environ
 from validator.text import MISSING, clean, format_duration, format_quantity
 
 Values = tuple[tuple[str, str], ...]
 """Labels and texts."""
+
+_JOIN_BYTES = 256 << 10
+"""How far back a run's files are read when they begin to be followed."""
+
+_NEWEST = 10
+"""Rows of a file that are read at each look, the latest: a column that is not in every row is shown a little later."""
 
 LOG_LINES = 200
 _SHOWN_BYTES = 64 << 10
@@ -54,6 +65,13 @@ _GPU = (
     ("Temperature", "temperature_c", "°C"),
 )
 _LINE_END = re.compile(rb"[\r\n]")
+_REPORTED = (
+    ("toks_per_s", "Rate", "tok/s"),
+    ("step_time_s", "Step time", "s"),
+    ("loss", "Loss", ""),
+    ("grad_norm", "Gradient norm", ""),
+    ("gpu_mem_alloc_mib", "GPU memory", "MiB"),
+)
 _INDEX = re.compile(r"gpu(\d{1,3})_util_pct")
 
 
@@ -205,3 +223,39 @@ def _last_lines(data: bytes, mask: Mask) -> str:
     text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines[-max(1, count) :])
     shown = clean(text, limit=4 * len(text))
     return shown if len(shown) <= _SHOWN_BYTES else shown[-_SHOWN_BYTES:].partition("\n")[2]
+
+
+class OpenRun(NamedTuple):
+    """A run that was started and has not ended, and what is followed of its present attempt."""
+
+    spec: RunSpec
+    attempts: int
+    follower: RunFollower
+    pace: Pace
+    samples: MachineSamples
+    logs: RunLogs
+
+    def look(self) -> Values:
+        """Read what is new; the latest values, those of the terminal's live table, but for what is not reported."""
+        now, latest = time.monotonic(), self.follower.latest
+        self.pace.follow(self.follower.look(now=now), now)
+        eta_s, silent_s = self.pace.eta_s(self.spec.steps, now), self.follower.heartbeat_age_s(now)
+        left = MISSING if eta_s is None else f"about {format_duration(eta_s)}"
+        reported = [(label, latest[name], unit) for name, label, unit in _REPORTED if name in latest]
+        values = (("Left of this run", left), *((label, format_quantity(one, unit)) for label, one, unit in reported))
+        return values if silent_s is None else (*values, ("Last sign of life", f"{format_duration(silent_s)} ago"))
+
+
+def open_run(folder: RunFolder, events: Sequence[Event], before: OpenRun | None) -> OpenRun | None:
+    """The run that is open by the journal: the one before while it is the same attempt; None where none is."""
+    opened = [spec for spec, outcome in started_runs(events) if outcome is None]
+    if not opened:
+        return None
+    spec, out = opened[-1], folder.root / opened[-1].out
+    started = [one.fields for one in events if one.event == "attempt_started" and one.fields.get("run") == spec.id]
+    if before is not None and (before.spec, before.attempts) == (spec, len(started)):
+        return before
+    follower = RunFollower(out, spec.metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES, newest=_NEWEST)
+    latest = started[-1] if started else {}
+    logs = RunLogs(out, latest.get("pid") or 0, str(latest.get("marker")), named=folder.header.runbook.secrets)
+    return OpenRun(spec, len(started), follower, Pace(started=time.monotonic()), MachineSamples(out), logs)

@@ -14,7 +14,7 @@ import pytest
 from tests.validator.service.serving import client, make_running, spec
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
-from validator.supervise.tails import LOG_LINES, MachineSamples, RunLogs
+from validator.supervise.open_run import LOG_LINES, MachineSamples, RunLogs
 
 MARKER = "0123456789abcdef"
 SECRET, NAMED, WORD = "hunter2hunter2", "open-sesame-1", "swordfish-77"
