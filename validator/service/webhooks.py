@@ -23,6 +23,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from validator.documents import parse_json
 from validator.errors import UserError
 from validator.files import Tree
 from validator.history.read import HistoryEntry
@@ -59,7 +60,9 @@ def read_secret(path: Path | None) -> bytes:
     if path is not None:
         what = f"--webhook-secret {path}"
         try:
-            mode, text = path.stat().st_mode, path.read_bytes()
+            found = path.resolve()
+            with Tree(found.parent) as tree:
+                mode, text = tree.stat(found.name).st_mode, tree.read(found.name)
         except OSError as error:
             raise WebhookError(f"{what} cannot be read: {error.strerror}") from error
         if mode & 0o077:
@@ -87,7 +90,7 @@ class _NoRedirect(HTTPRedirectHandler):
 class _Hook:
     """One address, and what it was sent: the decision of each run folder that it has.
 
-    `key` stands for the address in files, `place` in the log: the address itself may be a secret.
+    `key` represents the address in files, `place` in the log: the address itself may be a secret.
     """
 
     url: str
@@ -119,7 +122,7 @@ class Webhooks:
                 raise WebhookError(f"--webhook {shown}: give an address that begins with https://, without a user")
         self._hooks = [_Hook(url) for url in dict.fromkeys(urls)]
         self._secret, self._index, self._state, self._address = secret, index, state, address
-        self._opener = build_opener(_NoRedirect)
+        self._post = build_opener(_NoRedirect).open
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -134,7 +137,7 @@ class Webhooks:
             for hook in self._hooks:
                 for line in lines:
                     with suppress(ValueError, KeyError, TypeError):  # one that a crash cut off
-                        one = json.loads(line)
+                        one = parse_json(line)
                         hook.sent |= {one["run"]: one["sent"]} if one["to"] == hook.key else {}
                 if "" not in hook.sent:
                     self._note(hook, {**{one.folder: _what(one) for one in self._due(hook)}, "": f"since {iso_now()}"})
@@ -185,7 +188,7 @@ class Webhooks:
             "X-Validator-Timestamp": timestamp,
             "X-Validator-Signature": signature(self._secret, timestamp, body),
         }
-        self._opener.open(Request(hook.url, body, headers), timeout=_TIMEOUT_S).close()
+        self._post(Request(hook.url, body, headers), timeout=_TIMEOUT_S).close()
         self._note(hook, {entry.folder: what})
 
     def _message(self, entry: HistoryEntry) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ class MachineSamples:
             names = self._tail.first_line.decode("utf-8", "replace").split(",")
             self._cells = dict(zip(names, line.decode("utf-8", "replace").split(","), strict=False))
         gpus = sorted(int(found[1]) for name in self._cells if (found := _INDEX.fullmatch(name)))
-        age_s = time.time() - (_number(self._cells.get("ts")) or time.time())
+        age_s = time.time() - (_cell_number(self._cells.get("ts")) or time.time())
         return MachineSample(
             tuple(self._shown("", _HOST)) if self._cells else (),
             tuple(LiveGpu(index, tuple(self._shown(f"gpu{index}_", _GPU))) for index in gpus),
@@ -127,12 +127,12 @@ class MachineSamples:
 
     def _shown(self, prefix: str, columns: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
         for label, name, unit in columns:
-            value = _number(self._cells.get(prefix + name))
+            value = _cell_number(self._cells.get(prefix + name))
             shown = None if value is None else value / 1024 if unit == "GiB" else value  # the columns are in MiB
             yield label, MISSING if shown is None else format_quantity(shown, unit)
 
 
-def _number(text: str | None) -> float | None:
+def _cell_number(text: str | None) -> float | None:
     try:
         return float(text or "")
     except ValueError:
