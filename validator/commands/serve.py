@@ -25,9 +25,15 @@ def command(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Ask for a token of this file, on loopback as well.")
     ] = None,
+    runbooks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of runbooks to start; ./runbooks where there is one.", show_default=False
+        ),
+    ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
 ) -> None:
-    """Serve the run folders as pages: what runs now, past runs, the fleet; with an API and metrics."""
+    """Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics."""
     missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
     if missing:
         what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
@@ -35,4 +41,5 @@ def command(
     from validator.service.serve import serve
 
     with reported():
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild)
+        own = Path("runbooks") if runbooks is None and Path("runbooks").is_dir() else runbooks
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, runbooks=own)

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from validator.errors import Unable, UserError
+from validator.errors import FolderError, Unable, UserError
 from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
 from validator.service.tokens import Tokens
@@ -119,8 +119,10 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(reports: Path, *, listen: str, token_file: Path | None = None, rebuild: bool = False) -> None:
-    """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
+def serve(
+    reports: Path, *, listen: str, token_file: Path | None = None, rebuild: bool = False, runbooks: Path | None = None
+) -> None:
+    """Serve the run folders below `reports` until SIGTERM or Ctrl-C, and start the runbooks of a folder.
 
     Raises:
         FolderError: when there is no such folder.
@@ -129,10 +131,12 @@ def serve(reports: Path, *, listen: str, token_file: Path | None = None, rebuild
     """
     host, port = parse_listen(listen)
     tokens = tokens_for(host, token_file)
+    if runbooks is not None and not runbooks.is_dir():
+        raise FolderError(f"--runbooks {runbooks} is no folder; give the one with your runbooks, or leave it out")
     made = bound(host, port)
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
-    app = make_app(index, tokens)
+    app = make_app(index, tokens, runbooks)
     at = f"[{host}]" if ":" in host else host
     who = "a token is needed" if tokens else "no token is needed"
     sys.stderr.write(f"serving {index.reports} at http://{at}:{made.getsockname()[1]}/ ({who}); Ctrl-C ends it\n")
