@@ -64,7 +64,7 @@ def available(folder: Path | None = None) -> tuple[RunbookInfo, ...]:
 
     A file that cannot be read is listed without phases.
     """
-    found = {**_shipped(), **({} if folder is None else _inside(folder))}
+    found = {**_shipped(), **(_inside(folder) if folder is not None and folder.is_dir() else {})}
     return tuple(_info(name, path) for name, path in found.items())
 
 

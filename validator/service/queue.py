@@ -24,7 +24,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from validator.documents import parse_json
-from validator.errors import FolderError, Unable
+from validator.errors import Unable
 from validator.files import replacing
 from validator.history.read import read_entry
 from validator.model.units import Frozen
@@ -86,6 +86,7 @@ class RunQueue:
         self._path = path
         self._child: subprocess.Popen[bytes] | None = None
         self._next_s = float("-inf")
+        self._empty_at: str | None = None
 
     @classmethod
     def beside(cls, index: Path) -> RunQueue:
@@ -109,13 +110,13 @@ class RunQueue:
             if all(one.id != entry.id for one in entries):
                 entries.append(entry)
 
-    def cancel(self, entry_id: str, *, by: str) -> None:
-        """Take an entry out that waits. Raises Unable for any other."""
+    def cancel(self, entry_id: str, *, note: str) -> None:
+        """Take an entry out that waits, with the reason. Raises Unable for any other."""
         with self._changing() as entries:
             at = _waiting(entries, entry_id)
             if at is None:
                 raise Unable("no such validation waits any more; one that runs is stopped on its page")
-            entries[at] = entries[at].but(state="ended", note=f"cancelled by {by}")
+            entries[at] = entries[at].but(state="ended", note=note)
 
     def claim(self, entry_id: str) -> QueueEntry | None:
         """Make this process the runner of an entry that waits, and return it; None where it may not be started."""
@@ -131,7 +132,10 @@ class RunQueue:
 
     def blocked(self, entry: QueueEntry) -> str:
         """Who has what an entry needs of the machine, as a sentence; empty where it is free."""
-        held = holders()
+        try:
+            held = holders()
+        except OSError as error:
+            return str(error)
         name = next((name for name in entry.locks if name in held), None)
         return "" if name is None else str(LockHeld(name, held[name])).partition("; wait")[0]
 
@@ -139,15 +143,21 @@ class RunQueue:
         """Notice what has ended, and start the next entry where the machine is free."""
         if self._child is not None:
             self._child.poll()  # so that it does not stay a zombie
+        if self._empty_at == self.stamp():
+            return
         first = next((one for one in self.entries() if one.state != "ended"), None)
+        self._empty_at = self.stamp() if first is None else None
         if first is None or first.state == "running" or time.monotonic() < self._next_s or self.blocked(first):
             return
         self._next_s = time.monotonic() + _PAUSE_S
         command = [*call_argv("validator.service.queue", "begin"), str(self._path), first.id]
-        with open(self._log(first), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
-            self._child = subprocess.Popen(
-                command, cwd=first.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        try:
+            with open(self._log(first), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+                self._child = subprocess.Popen(
+                    command, cwd=first.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+        except OSError as error:
+            self.cancel(first.id, note=f"it cannot be started: {error}")
 
     def _settled(self, entry: QueueEntry) -> QueueEntry:
         """A running entry with its folder once that is there, and ended once its runner has."""
@@ -201,7 +211,7 @@ def _folder_of(entry: QueueEntry, runner: Runner) -> str:
     since = re.sub(r"[-:]", "", entry.started)[:15]
     for path in Path(entry.out).glob("2*"):
         if path.name >= since:
-            with suppress(FolderError, OSError):
+            with suppress(Exception):  # a folder that others wrote must not stop the queue
                 made = RunFolder.open(path).header
                 if (made.pid, made.host) == (runner.pid, runner.host) and abs(
                     made.pid_created - runner.pid_created

@@ -178,7 +178,7 @@ async def cancel(request: Request) -> Response:
     visitor = require(request, "run")
     service_of(request).access.require_own_form(request, await form_of(request))
     entry = str(request.path_params["entry"])
-    await run_in_threadpool(service_of(request).queue.cancel, entry, by=visitor.name)
+    await run_in_threadpool(service_of(request).queue.cancel, entry, note=f"cancelled by {visitor.name}")
     note(request, f"cancelled {entry} of the queue")
     return RedirectResponse("/queue", 303)
 

@@ -118,10 +118,17 @@ def test_entries_are_cancelled_limited_and_forgotten(
     with pytest.raises(Unable, match="3 validations wait already"):
         queue.add(entry(home, 3))
     for number in range(3):
-        queue.cancel(entry(home, number).id, by="you")
+        queue.cancel(entry(home, number).id, note="cancelled by you")
     assert [(one.id[-1], one.note) for one in queue.entries()] == [("1", "cancelled by you"), ("2", "cancelled by you")]
     with pytest.raises(Unable, match="no such validation waits"):
-        queue.cancel(entry(home, 1).id, by="you")
+        queue.cancel(entry(home, 1).id, note="cancelled by you")
+
+
+def test_what_cannot_be_started_says_why(home: Path, queue: RunQueue) -> None:
+    queue.add(entry(home).but(cwd=str(home / "gone")))
+    queue.step()
+    (one,) = queue.entries()
+    assert (one.state, "it cannot be started" in one.note, "gone" in one.note) == ("ended", True, True)
 
 
 def test_a_damaged_queue_is_named_and_kept(home: Path, queue: RunQueue) -> None:

@@ -182,7 +182,17 @@ def test_only_the_role_run_and_our_own_forms_start(home: Path) -> None:
     assert asking.post("/api/v1/queue", content=b'{"runbook": "waits"}', headers=text).status_code == 415
     for wrong in ({"runbook": "none"}, {"runbook": "../outside"}):
         assert asking.post("/api/v1/queue", json=wrong, headers=held["run"]).status_code == 404
-    for bad in (b"[]", b"{", b"\xff", b'{"runbook": "waits", "set": {"a": [1]}}', b'{"runbook": "waits", "x": 1}'):
+    for bad in (
+        b"[]",
+        b"{",
+        b"\xff",
+        b'{"runbook": "waits", "set": {"a": [1]}}',
+        b'{"runbook": "waits", "x": 1}',
+        b'{"runbook": "waits", "set": {"hardware.gpus": ' + b"9" * 9000 + b"}}",
+        b'{"runbook": "\\ud800"}',
+        b'{"runbook": "waits", "set": {"hardware.gpus": Infinity}}',
+        b'{"runbook": "waits", "set": {"\\ud800": 1}}',
+    ):
         answer = asking.post("/api/v1/queue", content=bad, headers={**held["run"], "content-type": "application/json"})
         assert answer.status_code == 400, bad
     made = asking.post("/api/v1/queue", json=body, headers=held["run"])
