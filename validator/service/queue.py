@@ -95,7 +95,10 @@ class RunQueue:
 
     def stamp(self) -> str:
         """A text that changes when the queue does."""
-        return str(self._path.stat().st_mtime_ns) if self._path.exists() else ""
+        with suppress(FileNotFoundError):
+            found = self._path.stat()
+            return f"{found.st_ino}-{found.st_mtime_ns}"  # a new file has another inode than the one that it replaces
+        return ""
 
     def entries(self) -> tuple[QueueEntry, ...]:
         """All entries as they are now, in the order in which they were asked for."""
@@ -143,10 +146,11 @@ class RunQueue:
         """Notice what has ended, and start the next entry where the machine is free."""
         if self._child is not None:
             self._child.poll()  # so that it does not stay a zombie
-        if self._empty_at == self.stamp():
+        stamp = self.stamp()  # taken first: what is added meanwhile changes it
+        if self._empty_at == stamp:
             return
         first = next((one for one in self.entries() if one.state != "ended"), None)
-        self._empty_at = self.stamp() if first is None else None
+        self._empty_at = stamp if first is None else None
         if first is None or first.state == "running" or time.monotonic() < self._next_s or self.blocked(first):
             return
         self._next_s = time.monotonic() + _PAUSE_S
