@@ -138,7 +138,8 @@ def _send(request: Request, form: Mapping[str, str]) -> Response:
     wanted, do = _wanted(request, str(request.path_params["name"]), values), form.get("do")
     if wanted.loaded is None or do == "edit":
         return form_page(request, "setup", wanted=wanted)
-    shown, entry = form.get("sha256") == wanted.loaded.sha256, form.get("entry", "")  # else it was edited meanwhile
+    shown = form.get("sha256") == wanted.loaded.sha256  # else the runbook was edited meanwhile
+    entry = form.get("entry", "")
     if shown and do == "start" and re.fullmatch(ENTRY_ID, entry):
         _enqueue(request, wanted, entry)
         return RedirectResponse("/queue", 303)
