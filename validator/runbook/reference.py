@@ -21,6 +21,7 @@ from validator.model.readers import READERS
 from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.schemas import SCALARS, SCHEMAS
 from validator.model.settings import PLACEHOLDERS
+from validator.model.units import Duration, Size
 from validator.text import format_duration, format_size
 
 SCHEMA_ID = "validator-runbook-1"
@@ -191,10 +192,9 @@ _NAMES = {
 
 def type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """The type of a field as text: `list of texts`."""
-    if any("duration" in str(getattr(item, "json_schema", "")) for item in metadata):
-        return "duration"
-    if any("size" in str(getattr(item, "json_schema", "")) for item in metadata):
-        return "size"
+    for name, of in ("duration", Duration), ("size", Size):
+        if get_args(of)[1] in metadata:
+            return name
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_name(arguments[0], arguments[1:])
