@@ -119,9 +119,9 @@ def fail(message: str, *, as_json: bool, code: ExitCode = ExitCode.USAGE, **deta
 
 def annotate(annotations: Iterable[Annotation], *, as_json: bool, cwd: str | None = None) -> None:
     """On GitHub Actions: print what went wrong as the runner shows it, on stderr where stdout is JSON alone."""
-    from validator.report.annotations import annotation_lines
-
     if on_actions(os.environ):
+        from validator.report.annotations import annotation_lines
+
         for line in annotation_lines(annotations, os.environ, cwd=cwd):
             _write_command(line, sys.stderr if as_json else sys.stdout)
 
