@@ -40,7 +40,7 @@
   // The page names its events: those of a run's page hold the log that it shows.
   var events = null, address = "";
   function follow() {
-    var wanted = document.querySelector("[data-shape]").getAttribute("data-events");
+    var wanted = document.querySelector("[data-shape]").getAttribute("data-events") || "/events";
     if (wanted === address) return;
     if (events) events.close();
     address = wanted;

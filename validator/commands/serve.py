@@ -25,6 +25,12 @@ def command(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Ask for a token of this file, on loopback as well.")
     ] = None,
+    runbooks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of runbooks to start; ./runbooks where there is one.", show_default=False
+        ),
+    ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
     webhook: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="Post each decision there, signed. Repeatable.")
@@ -34,7 +40,7 @@ def command(
     ] = None,
     public_url: Annotated[str, typer.Option(metavar="URL", help="Where readers reach the service, for links.")] = "",
 ) -> None:
-    """Serve the run folders as pages: what runs now, past runs, the fleet; with an API and metrics."""
+    """Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics."""
     missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
     if missing:
         what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
@@ -43,4 +49,5 @@ def command(
 
     with reported():
         hooks: dict[str, Any] = {"webhook": webhook or (), "webhook_secret": webhook_secret, "public_url": public_url}
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, **hooks)
+        own = Path("runbooks") if runbooks is None and Path("runbooks").is_dir() else runbooks
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, runbooks=own, **hooks)

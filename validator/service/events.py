@@ -17,12 +17,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from validator.service.live import LiveRuns, Running
+from validator.service.queue import RunQueue
 
 _INTERVAL_S = 0.8
 _SIGN_S = 15.0
 """Time between two signs of life, which proxies wait for; the viewer's rights are looked at as often."""
 
 MAX_VIEWERS = 200
+
+QUEUE = "/queue"
+"""The shape of the queue's page, by a name that no folder has."""
 
 
 class LogName(NamedTuple):
@@ -38,25 +42,26 @@ def shape_of(running: Sequence[Running]) -> str:
 
 
 class _Frame(NamedTuple):
-    """One look: all texts, the shape of the page of all, by an empty name, and of each run's own; the ends of logs."""
+    """One look: all texts, the shapes of pages (that of all by an empty name); the ends of logs."""
 
     texts: Mapping[str, str]
     shapes: Mapping[str, str]
     logs: Mapping[LogName, str]
 
 
-def _frame(live: LiveRuns, wanted: Iterable[LogName]) -> _Frame:
+def _frame(live: LiveRuns, queue: RunQueue, wanted: Iterable[LogName]) -> _Frame:
     running = live.look()
     texts = dict(text for one in running for text in one.texts())
-    shapes = {"": shape_of(running), **{one.folder: shape_of([one]) for one in running}}
+    shapes = {"": shape_of(running), QUEUE: queue.stamp(), **{one.folder: shape_of([one]) for one in running}}
     return _Frame(texts, shapes, {name: live.log(*name).text for name in wanted})
 
 
 class Feed:
     """The events of all viewers. After `close` each stream ends, so that the server can."""
 
-    def __init__(self, live: LiveRuns) -> None:
+    def __init__(self, live: LiveRuns, queue: RunQueue) -> None:
         self._live = live
+        self._queue = queue
         self._viewers: dict[object, LogName | None] = {}
         self._frame = _Frame({}, {}, {})
         self._drawn = asyncio.Event()
@@ -113,7 +118,7 @@ class Feed:
             while self._viewers and not self._closing.is_set():
                 due_s = time.monotonic() + _INTERVAL_S
                 wanted = {log for log in self._viewers.values() if log is not None}
-                self._frame = await run_in_threadpool(_frame, self._live, wanted)
+                self._frame = await run_in_threadpool(_frame, self._live, self._queue, wanted)
                 self._announce()
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), max(0.1, due_s - time.monotonic()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +30,7 @@ from validator.report.contrast import since_view
 from validator.report.elements import decision_status
 from validator.report.page import StatusView
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
-from validator.service.context import page, run_filter, service_of, whole_number
+from validator.service.context import form_page, note, page, run_filter, service_of, whole_number
 from validator.service.events import LogName, shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
@@ -39,7 +38,6 @@ from validator.service.live import Running, steps_text
 from validator.service.stopping import StopHow
 from validator.supervise.open_run import LOG_LINES, LogTail
 from validator.text import clean, one_line
-from validator.times import iso_now
 
 PAGE = 50
 _TREND_RUNS = 1000
@@ -230,22 +228,19 @@ _HOW: dict[str, StopHow] = {how: how for how in get_args(StopHow)}
 
 def ask_stop(request: Request) -> Response:
     """The second question, with the form that stops."""
-    service, visitor = service_of(request), require(request, "run")
+    require(request, "run")
+    service = service_of(request)
     folder, how = service.folder(request), _HOW.get(request.query_params.get("how", "stop"), "stop")
     running = service.live.of(folder.name)
     if running is None or not running.working:
         raise HTTPException(409, "This validation is not running here any more.")
-    if visitor.session:
-        return page(request, "stop", how=how, card=card(running))
-    # A form needs a session that it belongs to, also where nobody logs in.
-    response = RedirectResponse(f"{quote(request.scope['path'])}?how={how}", 303)
-    set_cookie(response, service.access.log_in(""), secure=request.scope["scheme"] == "https")
-    return response
+    return form_page(request, "stop", how=how, card=card(running))
 
 
 async def stop(request: Request) -> Response:
     """Stop a validation, as its page asked for."""
-    service, visitor = service_of(request), require(request, "run")
+    require(request, "run")
+    service = service_of(request)
     form = await form_of(request)
     service.access.require_own_form(request, form)
     how = _HOW.get(form.get("how", ""))
@@ -256,7 +251,7 @@ async def stop(request: Request) -> Response:
         await run_in_threadpool(service.live.stop, folder, how)
     except (UserError, OSError) as error:
         raise HTTPException(409, clean(str(error))) from error
-    sys.stderr.write(f"{iso_now('seconds')} {visitor.name} asked for {how} of {one_line(folder.name)}\n")
+    note(request, f"asked for {how} of {folder.name}")
     return RedirectResponse(f"/runs/{quote(folder.name, safe='')}/", 303)
 
 

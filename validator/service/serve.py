@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from validator.errors import Unable, UserError
+from validator.errors import FolderError, Unable, UserError
 from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
 from validator.service.tokens import Tokens
@@ -136,11 +136,12 @@ def serve(
     listen: str,
     token_file: Path | None = None,
     rebuild: bool = False,
+    runbooks: Path | None = None,
     webhook: Sequence[str] = (),
     webhook_secret: Path | None = None,
     public_url: str = "",
 ) -> None:
-    """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
+    """Serve the run folders below `reports` until SIGTERM or Ctrl-C, and start the runbooks of a folder.
 
     Decisions are posted to the addresses in `webhook`, with links that begin with `public_url`.
 
@@ -153,10 +154,12 @@ def serve(
     host, port = parse_listen(listen)
     tokens = tokens_for(host, token_file)
     key = read_secret(webhook_secret) if webhook else b""
+    if runbooks is not None and not runbooks.is_dir():
+        raise FolderError(f"--runbooks {runbooks} is no folder; give the one with your runbooks, or leave it out")
     made = bound(host, port)
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
-    app = make_app(index, tokens)
+    app = make_app(index, tokens, runbooks)
     at = f"[{host}]" if ":" in host else host
     address = f"http://{at}:{made.getsockname()[1]}"
     state = index_path(reports).with_suffix(".webhooks.jsonl")

@@ -33,6 +33,13 @@ class Looked:
         return LogTail(name, (name,), f"{folder} {name} {self.step}")
 
 
+class Queue:
+    """An empty queue of starts."""
+
+    def stamp(self) -> str:
+        return ""
+
+
 async def received(stream: AsyncIterator[str], count: int) -> list[tuple[str, dict[str, Any]]]:
     """The next events of a stream."""
     found: list[tuple[str, dict[str, Any]]] = []
@@ -49,7 +56,7 @@ def test_one_look_serves_all_and_only_what_changed_is_sent(monkeypatch: pytest.M
 
     async def viewed() -> None:
         live = Looked()
-        feed = Feed(live)  # type: ignore[arg-type]
+        feed = Feed(live, Queue())  # type: ignore[arg-type]
         plain = [feed.stream(allowed=lambda: True) for _ in range(20)]
         tailing = feed.stream(allowed=lambda: True, log=LogName("f", "a.log"))
         first = await asyncio.gather(*(received(one, 2) for one in (*plain, tailing)))
@@ -78,7 +85,7 @@ def test_a_look_that_fails_ends_the_streams_and_the_next_viewer_is_served(monkey
 
     async def viewed() -> None:
         live = Looked()
-        feed = Feed(live)  # type: ignore[arg-type]
+        feed = Feed(live, Queue())  # type: ignore[arg-type]
         one = feed.stream(allowed=lambda: True)
         await received(one, 2)
         live.fails = True
