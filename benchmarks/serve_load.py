@@ -144,8 +144,8 @@ def _viewer(address: str, page: str | None) -> Iterator[None]:
         yield
         return
     found = re.search(r'data-events="/([^"]+)"', _answer(address + page).decode())
-    assert found, "the page is not live"
-    events = urllib.request.urlopen(address + found[1].replace("&amp;", "&"), timeout=60)
+    path = found[1].replace("&amp;", "&") if found else "events"
+    events = urllib.request.urlopen(address + path, timeout=60)
     reading = threading.Thread(target=lambda: [None for _ in events], daemon=True)
     reading.start()
     time.sleep(3)
