@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from validator.service.audit import AuditLog
 from validator.service.tokens import Role, Token, TokenError, Tokens
 
 COOKIE = "validator_session"
@@ -71,8 +72,8 @@ class Visitor:
 
     @property
     def name(self) -> str:
-        """For the log."""
-        return self.token.name if self.token is not None else "loopback"
+        """For the log; empty for one who needs a token and has none."""
+        return self.token.name if self.token is not None else "" if self.needs_token else "loopback"
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Access:
     """Sessions, failures and the key of forms; `tokens` is None where none are needed."""
 
     tokens: Tokens | None
+    audit: AuditLog
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _sessions: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _failures: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
@@ -106,6 +108,7 @@ class Access:
             raise HTTPException(429, "Too many wrong tokens: wait a minute.", {"retry-after": "60"})
         found = self._find(text)
         if found is None:
+            self.audit.write(who="", address=address, action="token", outcome="wrong")
             self._failures[address] = [*recent, now]
             self._failures.move_to_end(address)
             while len(self._failures) > _MAX_SESSIONS:
@@ -159,6 +162,11 @@ def require_own_origin(request: Request) -> None:
     other = origin is not None and origin.partition("://")[2] != host
     if other or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise HTTPException(403, "The form was sent by another site.")
+
+
+def address_of(request: Request) -> str:
+    """Where a request comes from, as the server knows it."""
+    return request.client.host if request.client else ""
 
 
 def visitor_of(request: Request) -> Visitor:

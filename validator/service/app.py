@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from validator.errors import UserError
 from validator.service import api, pages
 from validator.service.access import Access, Guard
-from validator.service.context import Service, assets, page
+from validator.service.audit import AuditLog
+from validator.service.context import Service, assets, audit, page
 from validator.service.events import Feed
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
@@ -24,7 +25,7 @@ from validator.text import clean
 
 def make_app(index: RunIndex, tokens: Tokens | None) -> Starlette:
     """The application of an index. `tokens` is None where everybody who reaches it may do everything."""
-    live, access = LiveRuns(index), Access(tokens)
+    live, access = LiveRuns(index), Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -44,6 +45,8 @@ def make_app(index: RunIndex, tokens: Tokens | None) -> Starlette:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it alone"
+    if error.status_code == 403:
+        audit(request, request.method, request.scope["path"], f"refused: {error.detail}")
     return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
 
 

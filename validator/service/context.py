@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse
 
 import validator
 from validator.report.templates import environment, style, text
-from validator.service.access import Access, visitor_of
+from validator.service.access import Access, address_of, visitor_of
 from validator.service.events import Feed
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
@@ -55,6 +55,13 @@ def service_of(request: Request) -> Service:
     found = request.app.state.service
     assert isinstance(found, Service), "the application has it from its start"
     return found
+
+
+def audit(request: Request, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
+    """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
+    log = service_of(request).access.audit
+    name = who or visitor_of(request).name
+    log.write(who=name, address=address_of(request), action=action, what=what, outcome=outcome)
 
 
 def assets() -> dict[str, tuple[str, str]]:

@@ -85,7 +85,7 @@ class RunIndex:
             raise FolderError(f"{reports} is no folder; give the one that `validator run --out` wrote to")
         self.reports = Path(os.path.realpath(reports))
         self.revision = 0
-        self._path = path
+        self.path = path
         self._lock = threading.RLock()
         self._looked = self._looked_fully = float("-inf")
         self._parent_ns = -1
@@ -101,7 +101,7 @@ class RunIndex:
             ) from error
 
     def _opened(self, *, rebuild: bool) -> sqlite3.Connection:
-        db = sqlite3.connect(self._path, check_same_thread=False, timeout=10.0)
+        db = sqlite3.connect(self.path, check_same_thread=False, timeout=10.0)
         try:
             known = db.execute("PRAGMA user_version").fetchone()[0]
             if rebuild or known != _VERSION:
@@ -116,7 +116,7 @@ class RunIndex:
             if isinstance(error, sqlite3.OperationalError) or rebuild:
                 raise
             for name in ("", "-wal", "-shm"):  # damaged: the folders have all of it
-                self._path.with_name(self._path.name + name).unlink(missing_ok=True)
+                self.path.with_name(self.path.name + name).unlink(missing_ok=True)
             return self._opened(rebuild=True)
         return db
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -30,15 +29,22 @@ from validator.report.build_criteria import MAX_OPEN
 from validator.report.contrast import since_view
 from validator.report.elements import decision_status
 from validator.report.page import StatusView
-from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
-from validator.service.context import page, run_filter, service_of, whole_number
+from validator.service.access import (
+    address_of,
+    form_of,
+    inner_path,
+    require,
+    require_own_origin,
+    set_cookie,
+    visitor_of,
+)
+from validator.service.context import audit, page, run_filter, service_of, whole_number
 from validator.service.events import shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import Running, steps_text
 from validator.service.stopping import StopHow
 from validator.text import clean, one_line
-from validator.times import iso_now
 
 PAGE = 50
 _TREND_RUNS = 1000
@@ -242,8 +248,8 @@ def ask_stop(request: Request) -> Response:
 
 async def stop(request: Request) -> Response:
     """Stop a validation, as its page asked for."""
-    service, visitor = service_of(request), require(request, "run")
-    form = await form_of(request)
+    require(request, "run")
+    service, form = service_of(request), await form_of(request)
     service.access.require_own_form(request, form)
     how = _HOW.get(form.get("how", ""))
     if how is None:
@@ -252,8 +258,9 @@ async def stop(request: Request) -> Response:
     try:
         await run_in_threadpool(service.live.stop, folder, how)
     except (UserError, OSError) as error:
+        audit(request, how, folder.name, f"failed: {error}")
         raise HTTPException(409, clean(str(error))) from error
-    sys.stderr.write(f"{iso_now('seconds')} {visitor.name} asked for {how} of {one_line(folder.name)}\n")
+    audit(request, how, folder.name)
     return RedirectResponse(f"/runs/{quote(folder.name, safe='')}/", 303)
 
 
@@ -272,10 +279,12 @@ async def log_in(request: Request) -> Response:
     target = inner_path(form.get("next", "/"))
     if service.access.tokens is None:
         return RedirectResponse(target, 303)
-    address = request.client.host if request.client else ""
-    token = await run_in_threadpool(service.access.checked, form.get("token", ""), address)
+    token = await run_in_threadpool(service.access.checked, form.get("token", ""), address_of(request))
     if token is None or not token.allows("read"):
+        if token is not None:
+            audit(request, "log in", outcome="refused: it may not read", who=token.name)
         return page(request, "login", status=403, next=target, wrong=True)
+    audit(request, "log in", who=token.name)
     response = RedirectResponse(target, 303)
     set_cookie(response, service.access.log_in(form["token"]), secure=request.scope["scheme"] == "https")
     return response
@@ -286,6 +295,7 @@ async def log_out(request: Request) -> Response:
     service, form = service_of(request), await form_of(request)
     service.access.require_own_form(request, form)
     service.access.log_out(visitor_of(request).session)
+    audit(request, "log out")
     response = RedirectResponse("/login", 303)
     set_cookie(response, "", secure=request.scope["scheme"] == "https")
     return response
@@ -299,8 +309,7 @@ def events(request: Request) -> Response:
     service = service_of(request)
 
     def allowed() -> bool:
-        address = request.client.host if request.client else ""
-        return service.access.visitor(request.headers, address).may("read")
+        return service.access.visitor(request.headers, address_of(request)).may("read")
 
     stream = service.feed.stream(allowed=allowed)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
