@@ -50,11 +50,17 @@ def _start_command(job: Nightly) -> tuple[str, ...]:
 # systemd
 
 
-def _unit_quoted(arguments: Sequence[str]) -> str:
-    """A command as unit files want it."""
-    return " ".join(
-        '"' + w.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"' for w in arguments
-    )
+def unit_value(text: str) -> str:
+    """A path or another text as unit files want it; raises ScheduleError for one that would begin another line."""
+    if not text.isprintable():
+        raise ScheduleError(f"{text!r} holds a control character, which no unit can hold; rename it")
+    return text.replace("%", "%%")
+
+
+def unit_quoted(arguments: Sequence[str]) -> str:
+    """A command as unit files want it; raises as `unit_value` does."""
+    words = (unit_value(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$") for word in arguments)
+    return " ".join(f'"{word}"' for word in words)
 
 
 def service(job: Nightly, *, system: bool) -> str:
@@ -68,8 +74,8 @@ After={order}
 {network}
 [Service]
 Type=oneshot
-WorkingDirectory={str(_start_folder(job)).replace("%", "%%")}
-ExecStart={_unit_quoted(_start_command(job))}
+WorkingDirectory={unit_value(str(_start_folder(job)))}
+ExecStart={unit_quoted(_start_command(job))}
 # A NO-GO (1) and an INCONCLUSIVE (3) are decisions; the service fails when there was none.
 SuccessExitStatus=1 3
 KillMode=control-group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 import sys
 from pathlib import Path
 from types import FrameType
@@ -17,7 +18,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from validator.errors import Unable, UserError
 from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
+from validator.service.tls import tls_context
 from validator.service.tokens import Tokens
+from validator.service.unit import notify
 
 _HEADERS_S = 15.0
 _END_S = 5
@@ -95,9 +98,10 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remember the loop that streams are closed in."""
+        """Remember the loop that streams are closed in, and say that requests are answered."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal's handler."""
@@ -119,31 +123,44 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(reports: Path, *, listen: str, token_file: Path | None = None, rebuild: bool = False) -> None:
+def serve(
+    reports: Path,
+    *,
+    listen: str,
+    token_file: Path | None = None,
+    rebuild: bool = False,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> None:
     """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
 
     Raises:
         FolderError: when there is no such folder.
         ListenError: when the address needs tokens that are not there.
+        TlsError: when the certificate or its key cannot be used.
         Unable: when the address is in use, or the index cannot be written.
     """
     host, port = parse_listen(listen)
-    tokens = tokens_for(host, token_file)
+    tokens, tls = tokens_for(host, token_file), tls_context(tls_cert, tls_key)
     made = bound(host, port)
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
     app = make_app(index, tokens)
-    at = f"[{host}]" if ":" in host else host
+    at = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}/"
     who = "a token is needed" if tokens else "no token is needed"
-    sys.stderr.write(f"serving {index.reports} at http://{at}:{made.getsockname()[1]}/ ({who}); Ctrl-C ends it\n")
-    make_server(app).run(sockets=[made])
+    app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))
+    sys.stderr.write(f"serving {index.reports} at {at} ({who}); Ctrl-C ends it\n")
+    make_server(app, tls).run(sockets=[made])
 
 
-def make_server(app: Starlette) -> uvicorn.Server:
+def make_server(app: Starlette, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
     """The server of an application, with the limits that do not depend on what is asked."""
     options: dict[str, Any] = {"http": _Connection, "ws": "none", "lifespan": "on", "loop": "asyncio"}
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_END_S,
-        limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10, **options,
+        limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10,
+        forwarded_allow_ips=["127.0.0.1", "::1"], **options,
     )  # fmt: skip
+    config.load()
+    config.ssl = tls
     return _Server(config, app)
