@@ -236,6 +236,9 @@ class Guard:
             refused = self._refusal(scope)
         except HTTPException as error:
             refused = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+        if isinstance(refused, PlainTextResponse) and scope["path"].startswith("/api/"):
+            why = bytes(refused.body).decode().strip()
+            refused = JSONResponse({"error": why}, refused.status_code, _without_body(refused.headers))
         if refused is not None:
             await refused(scope, receive, sending)
             return
@@ -285,6 +288,11 @@ def _limited(receive: Receive) -> Receive:
         return message
 
     return limited
+
+
+def _without_body(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that do not describe a body."""
+    return {name: value for name, value in headers.items() if not name.startswith("content-")}
 
 
 def _host(value: str) -> str:

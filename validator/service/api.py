@@ -21,7 +21,7 @@ from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
 from validator.report.elements import decision_status
 from validator.report.templates import environment
-from validator.service.context import MAX_PAGE, run_filter, service_of, whole_number
+from validator.service.context import MAX_OFFSET, MAX_PAGE, run_filter, service_of, whole_number
 from validator.service.index import FILTERS
 from validator.service.live import Running
 from validator.service.pages import contrast_of
@@ -175,6 +175,7 @@ def _operation(one: Endpoint) -> dict[str, Any]:
         "responses": {
             "200": {"description": "OK", "content": {"application/json": {"schema": listed if one.listed else model}}},
             **{code: _answer(text, refused) for code, text in codes.items()},
+            "default": _answer("Any other refusal: too large, too many, a wrong method or host.", refused),
         },
     }
 
@@ -186,7 +187,9 @@ def _answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100},
-        "offset": {"type": "integer", "minimum": 0, "default": 0},
+        "offset": {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET, "default": 0},
+        "a": {"type": "string", "minLength": 1},
+        "b": {"type": "string", "minLength": 1},
     }
     schema = kinds.get(name, {"type": "string"})
     return {"name": name, "in": where, "required": required or where == "path", "schema": schema}

@@ -21,7 +21,7 @@ from validator.service.live import LiveRuns
 MAX_PAGE = 500
 """Runs that one answer lists at most."""
 
-_LARGEST_OFFSET = 10_000_000
+MAX_OFFSET = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def run_filter(request: Request) -> RunFilter:
     return RunFilter(**{name: request.query_params.get(name, "")[:300] for name in RunFilter._fields})
 
 
-def whole_number(request: Request, name: str, default: int, *, least: int = 0, most: int = _LARGEST_OFFSET) -> int:
+def whole_number(request: Request, name: str, default: int, *, least: int = 0, most: int = MAX_OFFSET) -> int:
     """A number of the address.
 
     Raises:
