@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import python
-from validator.service.unit import unit_text
+from validator.nightly.schedule import serve_unit
 
 
 def free_port() -> int:
@@ -81,7 +81,7 @@ def test_systemd_accepts_the_unit_and_its_stricter_form(tmp_path: Path, monkeypa
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         unit = tmp_path / str(uid) / "validator.service"
         unit.parent.mkdir()
-        unit.write_text(unit_text(tmp_path / "50 %", ["--listen", "127.0.0.1:8700"]), encoding="utf-8")
+        unit.write_text(serve_unit(tmp_path / "50 %", ["--listen", "127.0.0.1:8700"]), encoding="utf-8")
         assert values(unit.read_text(encoding="utf-8"), "WantedBy") == [target]
         (unit.parent / "validator.service.d").mkdir()
         (unit.parent / "validator.service.d" / "strict.conf").write_text(strict, encoding="utf-8")

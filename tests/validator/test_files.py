@@ -159,7 +159,6 @@ _ALLOWED = {
     "bisect/work.py": "a folder that the command has just made",
     "kinds/storage.py": "the disk that it measures, /proc, and what its own process printed",
     "service/audit.py": "its own log, added to under a lock",
-    "service/tls.py": "the operator's own key, whose mode it checks",
     "service/tokens.py": "the operator's own tokens, whose mode it checks",
     "supervise/lock.py": "the private folder of locks",
     "runs/journal.py": "the journal of this runner, which it holds",

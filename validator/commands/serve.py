@@ -26,25 +26,22 @@ def command(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Ask for a token of this file, on loopback as well.")
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Speak TLS by this certificate, in PEM with its chain.")
-    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate in PEM: speak TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
-    print_unit: Annotated[
-        bool, typer.Option("--print-unit", help="Print a systemd unit of this command, and do nothing else.")
-    ] = False,
+    print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit of this command.")] = False,
 ) -> None:
     """Serve the run folders as pages: what runs now, past runs, the fleet; with an API and metrics."""
     missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
     if missing:
         what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
         raise fail(what, as_json=False, code=ExitCode.UNABLE)
-    from validator.service.serve import serve
-    from validator.service.unit import unit_text
+    from validator.nightly.schedule import serve_unit
+    from validator.service.serve import serve, tls_context
 
     with reported():
         if print_unit:
-            typer.echo(unit_text(reports, [word for word in sys.argv[2:] if word != "--print-unit"]))
+            typer.echo(serve_unit(reports, [word for word in sys.argv[2:] if word != "--print-unit"]))
             return
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, tls_cert=tls_cert, tls_key=tls_key)
+        tls = tls_context(tls_cert, tls_key)
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, tls=tls)

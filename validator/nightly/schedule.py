@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Literal
 
 from validator.errors import Unable
 from validator.files import user_folder
-from validator.nightly.settings import DAYS, Nightly
+from validator.nightly.settings import CARRIED, DAYS, Nightly
+from validator.report import templates
 
 _MARK = "# validator-nightly:"
 
@@ -98,6 +100,30 @@ AccuracySec=1s
 [Install]
 WantedBy=timers.target
 """
+
+
+def serve_unit(reports: Path, arguments: Sequence[str]) -> str:
+    """The unit of `validator serve` with these arguments, started in this folder by this Python.
+
+    It is one for root's manager where root asks, and for the user's own elsewhere.
+
+    Raises:
+        ScheduleError: when a path holds a character that no unit can hold.
+    """
+    script = Path(sys.executable).with_name("validator")
+    start = (str(script),) if script.is_file() else (sys.executable, "-m", "validator")
+    carried = [
+        f"{name}={os.environ[name]}" for name in (*CARRIED, "XDG_CONFIG_HOME", "XDG_STATE_HOME") if name in os.environ
+    ]
+    root = os.geteuid() == 0
+    return templates.text("service/unit.service").format(
+        reports=unit_value(str(reports.absolute())),
+        command=unit_quoted((*start, "serve", *arguments)),
+        folder=unit_value(str(Path.cwd())),
+        environment="\n".join(f"Environment={unit_quoted((one,)).replace('$$', '$')}" for one in carried),
+        protection="ProtectSystem=full\n" if root else "",  # a user's own manager needs a namespace of users for it
+        target="multi-user.target" if root else "default.target",
+    )
 
 
 @dataclass(frozen=True)

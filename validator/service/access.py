@@ -164,11 +164,6 @@ def require_own_origin(request: Request) -> None:
         raise HTTPException(403, "The form was sent by another site.")
 
 
-def address_of(request: Request) -> str:
-    """Where a request comes from, as the server knows it."""
-    return request.client.host if request.client else ""
-
-
 def visitor_of(request: Request) -> Visitor:
     """Who a request is from, as the guard has found."""
     found = request.scope["visitor"]
@@ -237,8 +232,8 @@ class Guard:
         except HTTPException as error:
             refused = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
         if isinstance(refused, PlainTextResponse) and scope["path"].startswith("/api/"):
-            why = bytes(refused.body).decode().strip()
-            refused = JSONResponse({"error": why}, refused.status_code, _without_body(refused.headers))
+            kept = {name: value for name, value in refused.headers.items() if name in ("retry-after", "connection")}
+            refused = JSONResponse({"error": bytes(refused.body).decode().strip()}, refused.status_code, kept)
         if refused is not None:
             await refused(scope, receive, sending)
             return
@@ -288,11 +283,6 @@ def _limited(receive: Receive) -> Receive:
         return message
 
     return limited
-
-
-def _without_body(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that do not describe a body."""
-    return {name: value for name, value in headers.items() if not name.startswith("content-")}
 
 
 def _host(value: str) -> str:

@@ -19,14 +19,11 @@ from pathlib import Path
 from validator.text import one_line
 from validator.times import iso_now
 
-_MAX_BYTES = 4 << 20
-_KEPT = 4
-"""Full files beside the one that is written: `.1` is the latest."""
+_MAX_BYTES = 16 << 20
+"""Of a file that is then renamed to `.1`, where it takes the place of the one before."""
 
 _MAX_REFUSED = 60
 """Lines a minute about what was refused: more would drive all others out of the log."""
-
-_TRIES = 9
 
 _TOKEN = re.compile(r"vt_[\w-]{20,}")
 
@@ -57,33 +54,19 @@ class AuditLog:
         texts = {"who": who, "address": address, "action": action, "object": what, "outcome": outcome}
         shown = {name: _TOKEN.sub("[redacted]", one_line(text, limit=300)) for name, text in texts.items()}
         line = json.dumps({"time": iso_now(), **shown}).encode() + b"\n"
-        why: object = "another server renames it"
-        for _ in range(_TRIES):
-            try:
-                if self._append(line):
-                    return
-            except OSError as error:
-                why = error
-        sys.stderr.write(f"the audit log cannot be written: {why}: {line.decode()}")
+        try:
+            self._append(line)
+        except OSError as error:
+            sys.stderr.write(f"the audit log cannot be written: {error}: {line.decode()}")
 
-    def _append(self, line: bytes) -> bool:
-        """Add a line under a lock; False where the file was full, or has been renamed since it was opened."""
+    def _append(self, line: bytes) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            opened = os.fstat(file.fileno())
-            if not os.path.samestat(opened, self.path.stat()):
-                return False
-            if opened.st_size and opened.st_size + len(line) > _MAX_BYTES:
-                self._rotate()
-                return False
+            before = os.fstat(file.fileno())
             if file.write(line) < len(line):
-                os.ftruncate(file.fileno(), opened.st_size)
+                os.ftruncate(file.fileno(), before.st_size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return True
-
-    def _rotate(self) -> None:
-        names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, _KEPT + 1))]
-        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
-            with suppress(FileNotFoundError):
-                newer.replace(older)
+            with suppress(FileNotFoundError):  # another server has renamed it, and this line is in the older file
+                if before.st_size > _MAX_BYTES and os.path.samestat(before, self.path.stat()):
+                    self.path.replace(f"{self.path}.1")

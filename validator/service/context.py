@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse
 
 import validator
 from validator.report.templates import environment, style, text
-from validator.service.access import Access, address_of, visitor_of
+from validator.service.access import Access, visitor_of
 from validator.service.events import Feed
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
@@ -59,9 +59,9 @@ def service_of(request: Request) -> Service:
 
 def audit(request: Request, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
     """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
+    name, address = who or visitor_of(request).name, request.client.host if request.client else ""
     log = service_of(request).access.audit
-    name = who or visitor_of(request).name
-    log.write(who=name, address=address_of(request), action=action, what=what, outcome=outcome)
+    log.write(who=name, address=address, action=action, what=what, outcome=outcome)
 
 
 def assets() -> dict[str, tuple[str, str]]:

@@ -52,6 +52,7 @@ def listed_logs(folder: Path) -> tuple[tuple[ListedFile, ...], int]:
             ListedFile(entry.path, quote(entry.path), format_size(entry.bytes))
             for entry in tree.walk()
             if entry.kind == "file"
+            and entry.path.isprintable()  # others have no address, or one that shows as another
             and (entry.path in first or (PurePosixPath(entry.path).suffix in _LOGS and not entry.path.startswith(".")))
             and not entry.path.startswith(closed)
         ]

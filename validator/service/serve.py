@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 import ssl
+import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,9 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from validator.errors import Unable, UserError
 from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
-from validator.service.tls import tls_context
 from validator.service.tokens import Tokens
-from validator.service.unit import notify
 
 _HEADERS_S = 15.0
 _END_S = 5
@@ -29,6 +30,10 @@ _MAX_CONNECTIONS = 400
 
 class ListenError(UserError):
     """An address that the service must not or cannot listen on; the message says why and what to do."""
+
+
+class TlsError(UserError):
+    """A certificate or a key that cannot be used; the message names the file and the fix."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -65,6 +70,35 @@ def tokens_for(host: str, given: Path | None) -> Tokens | None:
     return tokens
 
 
+def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What connections are encrypted by; None where neither file is given.
+
+    Args:
+        cert: the certificate in PEM, followed by those between it and its root.
+        key: its private key in PEM, without a passphrase, which nobody but its owner may read: of root also its group.
+
+    Raises:
+        TlsError: when a file is missing, open to others, or not what it has to be.
+    """
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise TlsError("--tls-cert and --tls-key belong together: give both, or neither")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        status, _ = key.stat(), cert.stat()
+        context.load_cert_chain(cert, key, password="")  # without one OpenSSL would ask the terminal
+    except OSError as error:
+        why = f"{error.filename or 'one of them'}: {error.strerror}"
+        raise TlsError(
+            f"--tls-cert {cert} and --tls-key {key} must be a certificate and its key without a passphrase, in PEM "
+            f"({why}); look at them by `openssl x509 -in {cert}` and `openssl pkey -in {key}`"
+        ) from error
+    if stat.S_IMODE(status.st_mode) & (0o037 if status.st_uid == 0 else 0o077):
+        raise TlsError(f"--tls-key {key} is open to other users; chmod 600 {key}")
+    return context
+
+
 class _Connection(H11Protocol):
     """A connection that is closed when the head of a request takes too long: many that say little cost a server all."""
 
@@ -89,6 +123,15 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
 
+def _notify(state: str) -> None:
+    """Send a state such as `READY=1` to the manager that started this process; nothing happens without one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        address = f"\0{address[1:]}" if address.startswith("@") else address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending, suppress(OSError):
+            sending.sendto(state.encode(), address)
+
+
 class _Server(uvicorn.Server):
     """A server that ends by a signal as well as by itself: open streams are closed, and the exit code is 0."""
 
@@ -101,7 +144,7 @@ class _Server(uvicorn.Server):
         """Remember the loop that streams are closed in, and say that requests are answered."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        notify("READY=1")
+        _notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal's handler."""
@@ -129,19 +172,17 @@ def serve(
     listen: str,
     token_file: Path | None = None,
     rebuild: bool = False,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
 
     Raises:
         FolderError: when there is no such folder.
         ListenError: when the address needs tokens that are not there.
-        TlsError: when the certificate or its key cannot be used.
         Unable: when the address is in use, or the index cannot be written.
     """
     host, port = parse_listen(listen)
-    tokens, tls = tokens_for(host, token_file), tls_context(tls_cert, tls_key)
+    tokens = tokens_for(host, token_file)
     made = bound(host, port)
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
