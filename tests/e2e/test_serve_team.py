@@ -1,4 +1,4 @@
-"""The systemd unit: what it prints is run as a manager does, by a double of it."""
+"""What docs/service_proxy.md shows: the unit, run by a double of its manager, and the configurations of proxies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from pathlib import Path
 import pytest
 
 from tests.processes import python
+from tests.validator.service.test_tls import make_pair
 from validator.nightly.schedule import serve_unit
+
+PAGE = Path(__file__).parents[2] / "docs" / "service_proxy.md"
+
+
+def shown(kind: str) -> str:
+    """The one block of a kind on the page."""
+    (block,) = re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return str(block)
 
 
 def free_port() -> int:
@@ -76,7 +85,7 @@ def test_the_unit_starts_ends_and_starts_again(tmp_path: Path) -> None:
 def test_systemd_accepts_the_unit_and_its_stricter_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
-    (strict,) = re.findall(r"```ini\n(.*?)```", Path("docs/service_proxy.md").read_text(encoding="utf-8"), re.DOTALL)
+    strict = shown("ini")
     for uid, target in ((0, "multi-user.target"), (1000, "default.target")):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         unit = tmp_path / str(uid) / "validator.service"
@@ -89,3 +98,30 @@ def test_systemd_accepts_the_unit_and_its_stricter_form(tmp_path: Path, monkeypa
             ("systemd-analyze", "verify", "--man=no", unit), capture_output=True, text=True, check=False, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not (shutil.which("nginx") and shutil.which("openssl")), reason="needs nginx and openssl")
+def test_nginx_accepts_its_configuration(tmp_path: Path) -> None:
+    cert, key = make_pair(tmp_path)
+    server = shown("nginx").replace("/etc/ssl/gpu7.pem", str(cert)).replace("/etc/ssl/private/gpu7.key", str(key))
+    server = server.replace("listen 443 ", "listen 8443 ")
+    kept = (f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    logs, http = f"pid {tmp_path}/pid; error_log {tmp_path}/log;", " ".join(("access_log off;", *kept))
+    (tmp_path / "nginx.conf").write_text(f"{logs} events {{}} http {{ {http}\n{server} }}\n", encoding="utf-8")
+    done = subprocess.run(
+        ("nginx", "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf"), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="needs caddy")
+def test_caddy_accepts_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "Caddyfile").write_text(shown("caddy"), encoding="utf-8")
+    done = subprocess.run(
+        ("caddy", "validate", "--adapter", "caddyfile", "--config", tmp_path / "Caddyfile"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
