@@ -24,7 +24,7 @@ from validator.service.index import RunIndex
 __all__ = ["ApiCase", "ask", "every_page", "play_requests"]
 
 MAX_ANSWER = 2**20
-MAX_FILES = 40
+MAX_FILES = 20
 _LIMIT_S = 20.0
 
 

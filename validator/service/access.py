@@ -243,7 +243,8 @@ class Guard:
         headers, path = Headers(scope=scope), str(scope["path"])
         if self._access.tokens is None and _host(headers.get("host", "")) not in LOOPBACK:
             return PlainTextResponse("Without tokens only names of this machine are answered: use 127.0.0.1.\n", 421)
-        if self._access.tokens is None and any(name in headers for name in _PROXIED):
+        proxied = scope["http_version"] == "1.0" or any(name in headers for name in _PROXIED)  # 1.0 is nginx's own
+        if self._access.tokens is None and proxied:
             return PlainTextResponse("A proxy passes this on: start the service with --token-file.\n", 421)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
             return PlainTextResponse("The address is too long.\n", 414)
