@@ -19,7 +19,7 @@ from typing import Literal
 from validator.errors import Unable
 from validator.files import user_folder
 from validator.nightly.settings import CARRIED, DAYS, Nightly
-from validator.report import templates
+from validator.startup import shipped
 
 _MARK = "# validator-nightly:"
 
@@ -116,7 +116,8 @@ def serve_unit(reports: Path, arguments: Sequence[str]) -> str:
         f"{name}={os.environ[name]}" for name in (*CARRIED, "XDG_CONFIG_HOME", "XDG_STATE_HOME") if name in os.environ
     ]
     root = os.geteuid() == 0
-    return templates.text("service/unit.service").format(
+    template = (shipped("templates") / "service" / "unit.service").read_text(encoding="utf-8").rstrip()
+    return template.format(
         reports=unit_value(str(reports.absolute())),
         command=unit_quoted((*start, "serve", *arguments)),
         folder=unit_value(str(Path.cwd())),
