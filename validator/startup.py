@@ -10,8 +10,6 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,38 +73,52 @@ class _NoPlugins(types.ModuleType):
 
 
 class _LateExpression:
-    """A regular expression that is compiled when it is first used."""
+    """A regular expression that is compiled when it is first used. It passes for a compiled one."""
 
     def __init__(self, *given: Any) -> None:
         self._given = given
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:  # so that `re.sub` takes it in place of a text
+        return re.Pattern
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(re.compile(*self._given), name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(_compile(*self._given), name)
+        setattr(self, name, found)
+        return found
 
 
-@contextmanager
-def late_expressions() -> Iterator[None]:
-    """While modules are imported: their regular expressions are compiled when they are first used.
+_compile = re.compile
 
-    PyYAML compiles those of its parser in Python, which take a fifteenth of `check`, and the parser in C is used. A
-    program that imports the package as a library may have threads, and keeps `re` as it is.
-    """
-    compiled = re.compile
-    if isinstance(sys.modules.get(_LOADER), _NoPlugins):
-        re.compile = _LateExpression  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        re.compile = compiled
+_CO_OPTIMIZED = 1
+"""Flag of the code of functions, which that of modules and classes does not have."""
+
+
+def _compile_late(pattern: Any, flags: int = 0) -> Any:
+    """`re.compile`; what a module or a class compiles while it is imported is compiled when it is first used."""
+    if sys._getframe(1).f_code.co_flags & _CO_OPTIMIZED:
+        return _compile(pattern, flags)
+    return _LateExpression(pattern, flags)
 
 
 def trim_imports() -> None:
-    """Switch off garbage collection, which finds nothing while modules load, and pydantic's search for plugins.
+    """Leave out what takes time while modules are imported, and what a short command never needs.
 
-    The command line calls it before anything else is imported; a program that imports the package as a library is left
-    alone. Commands that do real work call `gc.enable()`.
+    Garbage collection finds nothing then; most regular expressions of the libraries are never used, and compiling them
+    takes a thirtieth of `check`; pydantic searches for plugins. The command line calls it before anything else is
+    imported; a program that imports the package as a library may have threads, and is left alone. Commands that do
+    real work call `end_trimming`.
     """
     gc.disable()
+    re.compile = _compile_late
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if os.environ["PYDANTIC_DISABLE_PLUGINS"] == "__all__":
         sys.modules.setdefault(_LOADER, _NoPlugins(_LOADER))
+
+
+def end_trimming() -> None:
+    """Collect garbage again, and compile what is imported from here on at once."""
+    gc.enable()
+    re.compile = _compile

@@ -6,7 +6,6 @@ import codecs
 import difflib
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -231,11 +230,6 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """`1 run`, `2 runs`, `2 criteria`."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
-
-
-def text_width(text: str) -> int:
-    """Columns that a text takes in a terminal: wide East Asian characters count twice, combining ones not at all."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.5) -> str:

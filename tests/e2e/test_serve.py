@@ -38,13 +38,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def address(home: Path) -> Iterator[str]:
     """Where a server listens that ends well by SIGTERM, also with a viewer."""
-    with start_validator("serve", "--listen", "127.0.0.1:0", cwd=home, stderr=subprocess.PIPE) as server:
+    with start_server(home) as server:
         try:
-            assert server.stderr is not None
-            found = re.search(r"http://[\d.:]+/", server.stderr.readline())
-            assert found
-            yield found[0]
-            with urllib.request.urlopen(found[0] + "events", timeout=10) as events:
+            found = address_of(server)
+            yield found
+            with urllib.request.urlopen(found + "events", timeout=10) as events:
                 assert events.readline().startswith(b"retry")
                 server.send_signal(signal.SIGTERM)
                 assert server.wait(timeout=20) == 0
@@ -61,8 +59,7 @@ def until(found: Callable[[], object], what: str) -> None:
 
 def test_a_running_validation_is_shown_and_stopped(home: Path, address: str) -> None:
     def running() -> list[dict[str, object]]:
-        with urllib.request.urlopen(address + "api/v1/running", timeout=10) as answer:
-            return list(json.load(answer)["running"])
+        return asked(address, "running")
 
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     with start_validator("run", "waits.yaml", cwd=home, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as runner:
@@ -84,6 +81,65 @@ def test_a_running_validation_is_shown_and_stopped(home: Path, address: str) -> 
     assert (result["decision"], result["exit_code"]) == ("INCONCLUSIVE", 130)
 
 
+def test_a_queue_outlives_its_servers(home: Path) -> None:
+    """Two servers share a queue; both are killed during a run: it is judged, and another server starts the next."""
+    (home / "runbooks").mkdir()
+    book = RUNBOOK.replace("sleep 60", "until test -e end; do sleep 0.1; done")
+    (home / "runbooks" / "quick.yaml").write_text(book, encoding="utf-8")
+    servers = [start_server(home), start_server(home)]
+    try:
+        one, other = map(address_of, servers)
+        for number in (1, 2):
+            body = json.dumps({"runbook": "quick", "set": {"phases.long.retries": number}}).encode()
+            request = urllib.request.Request(f"{one}api/v1/queue", body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                assert answer.status == 201
+        until(lambda: asked(other, "running"), "nothing was started")
+        for server in servers:
+            kill(server)
+        servers.append(start_server(home))
+        address = address_of(servers[-1])
+        (running,) = asked(address, "running")
+        first, second = asked(address, "queue")
+        assert (first["folder"], first["state"], second["state"]) == (running["folder"], "running", "waiting")
+        (home / "end").touch()
+        until(lambda: asked(address, "queue")[1]["state"] == "ended", "the next was not started, or does not end")
+        first, second = asked(address, "queue")
+        assert [one["note"] for one in (first, second)] == ["INCONCLUSIVE"] * 2
+        with urllib.request.urlopen(f"{address}api/v1/runs/{first['folder']}/result", timeout=10) as answer:
+            assert [phase["status"] for phase in json.load(answer)["phases"]] == ["PASS"]
+        assert len(list((home / "reports").glob("2*"))) == 2, "each was started once"
+    finally:
+        (home / "end").touch()
+        for server in servers:
+            kill(server)
+
+
+def start_server(home: Path) -> subprocess.Popen[str]:
+    """A server that is being started."""
+    return start_validator("serve", "--listen", "127.0.0.1:0", cwd=home, stderr=subprocess.PIPE)
+
+
+def address_of(server: subprocess.Popen[str]) -> str:
+    """Where it listens."""
+    assert server.stderr is not None
+    found = re.search(r"http://[\d.:]+/", server.stderr.readline())
+    assert found
+    return found[0]
+
+
+def kill(server: subprocess.Popen[str]) -> None:
+    """End a server at once."""
+    with server:
+        server.kill()
+
+
+def asked(address: str, what: str) -> list[dict[str, object]]:
+    """A list of the API."""
+    with urllib.request.urlopen(f"{address}api/v1/{what}", timeout=10) as answer:
+        return list(json.load(answer)[what])
+
+
 def test_what_cannot_be_served_is_a_sentence(home: Path) -> None:
     missing = """
 import sys
@@ -96,6 +152,7 @@ main()
         (4, ("-c", missing), "pip install 'training-validator[serve]'"),
         (2, ("-m", "validator", "serve", "--listen", "0.0.0.0:0"), "validator token add NAME --role run"),
         (2, ("-m", "validator", "serve", "--reports", "none", "--listen", "127.0.0.1:0"), "none is no folder"),
+        (2, ("-m", "validator", "serve", "--runbooks", "none", "--listen", "127.0.0.1:0"), "--runbooks none is no"),
     ):
         done = python(*arguments, cwd=home)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr

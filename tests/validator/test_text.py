@@ -16,7 +16,6 @@ from validator.text import (
     format_value,
     one_line,
     plural,
-    text_width,
 )
 
 
@@ -119,7 +118,6 @@ def test_long_text_says_how_much_is_left_out() -> None:
     assert clean("x" * 5000, limit=10) == "x" * 10 + "… [4,990 more characters]"
 
 
-def test_plural_and_width() -> None:
+def test_plural() -> None:
     assert plural(1, "run") == "1 run"
     assert plural(0, "criterion", "criteria") == "0 criteria"
-    assert text_width("日本e\u0301") == 5

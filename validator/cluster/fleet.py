@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from validator.cluster.rounds import Reading, Round
+from validator.cluster.search import Rules, Search
 from validator.model.bounds import COPY, GEMM, HOST, bounds_for, gpu_name
+from validator.model.fleet import FleetMeasure, FleetOutlier
 from validator.text import format_change
 
-if TYPE_CHECKING:  # they load numpy, which `check` does without
+if TYPE_CHECKING:
     from validator.cluster.judgement import Judgement
-    from validator.cluster.rounds import Reading, Round
-    from validator.cluster.search import Search
-    from validator.model.fleet import FleetOutlier
     from validator.model.record import RunRecord
 
 ALONE = {"gemm_bf16": "TFLOP/s", "copy": "GB/s", "host_to_device": "GB/s"}
@@ -59,9 +59,6 @@ def search_over(
         rounds: most rounds of pairs above a tournament's size.
         facts: what each node says it is, by which public bounds are found.
     """
-    from validator.cluster.search import Rules, Search
-    from validator.model.fleet import FleetMeasure
-
     bounds = _bounds(facts, gpus)
     measures = [
         FleetMeasure(name=name, unit=unit, per="node", **bounds.get(_BOUNDED[name], {}))
@@ -87,8 +84,6 @@ def groups_of(asked: Round) -> tuple[tuple[int, ...], ...]:
 
 def _readings(asked: Round, measured: Measured) -> list[Reading]:
     """What the groups of a round gave; a group that was not measured gives none."""
-    from validator.cluster.rounds import Reading
-
     at = {tuple(str(node) for node in group): index for index, group in enumerate(measured.groups)}
     found = []
     for group in asked.groups:

@@ -34,7 +34,7 @@ COMMANDS = {
     "doctor": "Say which bundled runbooks this machine can run, and what to install.",
     "selftest": "Inject known faults and check that verdict and cause come out right; exit code 1 if any does not.",
     "nightly": "Run a runbook on a schedule: with log, retention, notification and metrics; no root needed.",
-    "serve": "Serve the run folders as pages: what runs now, past runs, the fleet; with an API and metrics.",
+    "serve": "Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics.",
     "token": "Make, list and revoke the tokens of `validator serve`; only their hashes are stored.",
     "submit": "Write the batch file of a validation on a Slurm cluster, and submit it with --now.",
     "schema": "Print the JSON Schema of runbooks, for editors.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from validator.commands.common import (
     print_json,
 )
 from validator.errors import ExitCode
+from validator.text import on_actions
 
 if TYPE_CHECKING:
     from validator.runbook import Problem
@@ -35,7 +37,6 @@ def command(
 ) -> None:
     """Read runbooks and report every mistake with its place and its fix; warn of what can never end in GO."""
     from validator.kinds.registry import load
-    from validator.report.annotations import of_problems
     from validator.runbook import RunbookError, find
 
     problems: list[Problem] = []
@@ -58,9 +59,12 @@ def command(
             typer.echo(str(problem), err=True)
         if problems:
             typer.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
-    with after_decision():
-        warned = (warning for loaded in good for warning in loaded.warnings)
-        annotate((*of_problems(problems, "error"), *of_problems(warned, "warning")), as_json=as_json)
+    if on_actions(os.environ):
+        from validator.report.annotations import of_problems
+
+        with after_decision():
+            warned = (warning for loaded in good for warning in loaded.warnings)
+            annotate((*of_problems(problems, "error"), *of_problems(warned, "warning")), as_json=as_json)
     raise typer.Exit(ExitCode.USAGE if problems else 0)
 
 

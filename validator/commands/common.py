@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from validator.errors import ExitCode, UserError
+from validator.startup import end_trimming
 from validator.text import on_actions
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def fail(message: str, *, as_json: bool, code: ExitCode = ExitCode.USAGE, **deta
 
 def annotate(annotations: Iterable[Annotation], *, as_json: bool, cwd: str | None = None) -> None:
     """On GitHub Actions: print what went wrong as the runner shows it, on stderr where stdout is JSON alone."""
-    from validator.report.annotations import annotation_lines
-
     if on_actions(os.environ):
+        from validator.report.annotations import annotation_lines
+
         for line in annotation_lines(annotations, os.environ, cwd=cwd):
             _write_command(line, sys.stderr if as_json else sys.stdout)
 
@@ -138,7 +138,7 @@ def _write_command(line: str, stream: TextIO) -> None:
 @contextmanager
 def reported(*, as_json: bool = False) -> Iterator[None]:
     """Turn every expected failure into its sentence and exit code."""
-    gc.enable()
+    end_trimming()
     try:
         yield
     except UserError as error:

@@ -147,7 +147,7 @@ def remove(name: JobName) -> None:
 
     path = settings.config_dir() / f"{name}.json"
     with reported():
-        found = [one.name for one in schedule.all_schedules() if one.remove(name)]
+        found = schedule.unschedule(name)
     existed = path.exists()
     path.unlink(missing_ok=True)
     if not found and not existed:

@@ -28,10 +28,16 @@ def command(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate in PEM: speak TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    runbooks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of runbooks to start; ./runbooks where there is one.", show_default=False
+        ),
+    ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit of this command.")] = False,
 ) -> None:
-    """Serve the run folders as pages: what runs now, past runs, the fleet; with an API and metrics."""
+    """Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics."""
     missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
     if missing:
         what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
@@ -43,5 +49,6 @@ def command(
         if print_unit:
             typer.echo(serve_unit(reports, [word for word in sys.argv[2:] if word != "--print-unit"]))
             return
+        own = Path("runbooks") if runbooks is None and Path("runbooks").is_dir() else runbooks
         tls = tls_context(tls_cert, tls_key)
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, tls=tls)
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, runbooks=own, tls=tls)

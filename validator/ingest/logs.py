@@ -14,14 +14,14 @@ from validator.documents import parse_json
 from validator.files import Tree, is_file, open_file, stat_file
 from validator.ingest.clock import NO_ARRIVALS, Arrivals
 from validator.ingest.printed import Lines, PrintedRows
-from validator.ingest.read_log import SMALL_BYTES, Digest, ReadLog, blocks, clean, printable
+from validator.ingest.read_log import SMALL_BYTES, Digest, ReadLog, blocks, clean, document_lines, printable
 from validator.ingest.readers.hf_trainer import TwoStreams
 from validator.ingest.readers.rows import FAULTS, LoggedColumns
 from validator.ingest.table import StepTable
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import without_colors
 from validator.model.pattern import LinePattern, StepCounter, line_pattern, parse_number
-from validator.model.recipes import Recipe, document_lines, recognize
+from validator.model.recipes import Recipe, recognize
 from validator.model.result import CollectiveWait, LogHit, RankError, ScalarValue
 
 MAX_LINE = 8192

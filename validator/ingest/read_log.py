@@ -21,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from validator.documents import parse_json
 from validator.files import Unreadable, open_file, stat_file
 from validator.model.result import Floats, Irregularity, SourceFile
 
@@ -314,3 +315,17 @@ def read_small(path: Path, read_log: ReadLog, *, what: str) -> tuple[bytes, Sour
         return None
     digest.update(data)
     return data, read_log.add_source(path, sha256=digest.sha256, size=digest.size)
+
+
+def document_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The records of one JSON document, as a trainer saves its history, a line each; nothing for any other text."""
+    try:
+        found: Any = parse_json(text)
+    except ValueError:
+        return
+    if isinstance(found, dict):
+        lists = [value for value in found.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        found = max(lists, key=len, default=[])
+    for number, record in enumerate(found if isinstance(found, list) else [], 1):
+        if isinstance(record, dict):
+            yield number, json.dumps(record)

@@ -13,7 +13,7 @@ from typing import Any
 
 from validator.init.command import nproc_key, trainer_keys
 from validator.init.effects import MOST_ROWS, SHORT_ROWS, settings_to_try
-from validator.init.watched import WatchedCommand
+from validator.init.watched import ENOUGH_STEPS, WatchedCommand
 from validator.stats.effect import rows_needed
 from validator.text import format_number
 
@@ -22,7 +22,6 @@ DOCS = "docs/own-trainer.md"
 _WIDTH = 116
 _BASELINE_S = 120.0
 _SOAK_S = 900.0
-_MIN_STEPS = 50
 _MIN_ROWS = 30
 _MIN_TIMEOUT_S = 600.0
 _WARMUP = 20
@@ -56,7 +55,7 @@ def lengths_of(watched: WatchedCommand, *, steps: int | None = None) -> Lengths:
     own = watched.total if length is None else length.count
     step_s = watched.step_s
     stride = 1 if watched.reading is None else watched.reading.stride
-    least = max(_MIN_STEPS, _MIN_ROWS * stride)
+    least = max(ENOUGH_STEPS, _MIN_ROWS * stride)
     wanted = steps or max(least, _round(_UNKNOWN_STEPS if not step_s else _BASELINE_S / step_s))
     if own is not None and steps is None:
         wanted = min(wanted, own)
@@ -114,8 +113,9 @@ def draft(watched: WatchedCommand, *, name: str, base: Path, steps: int | None =
 
 
 def watched_series(watched: WatchedCommand) -> frozenset[str]:
-    """Names of the series that the trainer was seen to report."""
-    return frozenset() if watched.reading is None else frozenset(watched.reading.result.series)
+    """Names of the series that a run will have: what was seen, and the time of a step by the arrival of its lines."""
+    names = frozenset() if watched.reading is None else frozenset(watched.reading.result.series)
+    return names if not names or _rate_of(names) else names | {"step_time_s"}
 
 
 def _head(watched: WatchedCommand) -> Iterator[str]:

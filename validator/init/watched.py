@@ -30,6 +30,9 @@ from validator.supervise.monitor import Progress
 from validator.supervise.termination import Grace
 from validator.supervise.wait import CancelToken
 
+ENOUGH_STEPS = 50
+"""Steps below which a phase says little."""
+
 ENOUGH_ROWS = 10
 """Two rows of the start, and eight more."""
 
@@ -113,12 +116,16 @@ class WatchedCommand:
 class _TrialWatch:
     """Looks at what the command writes until it is enough, and then asks for the end."""
 
+    command: TrainerCommand
     spec: RunSpec
     run_dir: Path
     cancel: CancelToken
     seconds: float
     before: Mapping[str, tuple[int, int]] | None
     """Files of the working folder at the start; None where it is known that the trainer writes elsewhere."""
+
+    to_its_end: bool = False
+    """Whether a trainer whose length nobody says may come to its end: asked for more, it would have ended early."""
 
     next_s: float = 0.0
     walk_s: float = 0.0
@@ -148,6 +155,8 @@ class _TrialWatch:
     def _enough(self, best: TrialReading, now: float) -> bool:
         if best.rows < ENOUGH_ROWS or len(self.steps) < _LOOKS:
             return False
+        if self.to_its_end and self.known_length(best) is None:
+            return False
         if best.complete and not best.guessed:
             return True
         self.enough_s = now if self.enough_s is None else self.enough_s
@@ -163,6 +172,13 @@ class _TrialWatch:
                 self.outside_s = now
         return self.outside_s is not None and now - self.outside_s >= 2 * _PATIENCE_S
 
+    def known_length(self, best: TrialReading) -> int | None:
+        """Steps that the trainer does by itself: those of its setting, else the total that it prints."""
+        length = _counting_as(best, self.command).length
+        if length is not None:
+            return length.count or _STEPS
+        return printed_total(best, self.run_dir / self.spec.out)
+
     @property
     def step_s(self) -> float | None:
         """Time of a step between the first look that saw one and the last."""
@@ -172,10 +188,13 @@ class _TrialWatch:
         return (now - then) / (last - first)
 
 
-def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[[str], None]) -> WatchedCommand:
+def watch(
+    command: Sequence[str], *, seconds: float, lock: bool, note: Callable[[str], None], to_its_end: bool = False
+) -> WatchedCommand:
     """Start a command, look at what it writes, and end it; no process of it is left.
 
     One that writes its metrics to its working folder, and knows no other, is watched again in a folder of its own.
+    `to_its_end`: where neither a setting nor a line says how long it is, all the `seconds` are waited for its end.
 
     Raises:
         UserError: when the command starts nothing, or ends badly before it wrote anything that could be read.
@@ -189,29 +208,30 @@ def watch(command: Sequence[str], *, seconds: float, lock: bool, note: Callable[
             understood = understand(command, help_of=partial(_help_text, runner, note))
         note(f"watching {understood.shown} for at most {seconds:g} s")
         try:
-            seen = _watched(understood, seconds=seconds, gpus=gpus)
+            seen = _watched(understood, seconds=seconds, gpus=gpus, to_its_end=to_its_end)
         except CommandFailed as failed:
             if not failed.refuses_folder or understood.folder is None:
                 raise
             understood = understood.in_new_folder()
             note("it refuses an output folder that is there already; watching it again with a new one below it")
-            seen = _watched(understood, seconds=seconds, gpus=gpus)
+            seen = _watched(understood, seconds=seconds, gpus=gpus, to_its_end=to_its_end)
         if seen.complete or understood.folder is not None or not any(map(_holds_metrics, seen.outside)):
             return seen
         note("it writes to its working folder; watching it again in a folder of its own")
         try:
-            again = _watched(understood.in_its_folder(), seconds=seconds, gpus=gpus)
+            again = _watched(understood.in_its_folder(), seconds=seconds, gpus=gpus, to_its_end=to_its_end)
         except CommandFailed:
             return seen  # it needs what is beside it
     better = again.reading is not None and (seen.reading is None or again.reading.order < seen.reading.order)
     return again if better else seen
 
 
-def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> WatchedCommand:
+def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: bool) -> WatchedCommand:
     with _runner() as runner:
         spec = _trial(command, run_dir=runner.run_dir)
         before = grown_files(Path.cwd())
-        watcher = _TrialWatch(spec, runner.run_dir, runner.cancel, seconds, None if command.folder else before)
+        outside = None if command.folder else before
+        watcher = _TrialWatch(command, spec, runner.run_dir, runner.cancel, seconds, outside, to_its_end)
         began = time.monotonic()
         outcome = runner.carry_out(spec, mask=mask_of(spec), on_progress=watcher.look)
         _require_calm(runner.cancel)
@@ -230,8 +250,15 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int) -> WatchedCo
             lines=tuple(first_lines(out)),
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),
-            total=None if best is None else printed_total(best, out),
+            total=None if best is None else _own_total(watcher, best, ended=outcome.exited_well),
         )
+
+
+def _own_total(watcher: _TrialWatch, best: TrialReading, *, ended: bool) -> int | None:
+    """Steps that the trainer is known to do: its length where it says it or came to it, else those that were seen."""
+    known = watcher.known_length(best)
+    seen = best.last_step or 0
+    return seen if known is None and (ended or (watcher.to_its_end and seen >= ENOUGH_STEPS)) else known
 
 
 def _counting_as(reading: TrialReading | None, command: TrainerCommand) -> TrainerCommand:

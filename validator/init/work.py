@@ -130,7 +130,7 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
         UserError: when the command starts nothing, fails, or writes nothing that is recognized.
         Unable: when the machine refuses.
     """
-    watched = watch(request.command, seconds=request.seconds, lock=request.lock, note=note)
+    watched = watch(request.command, seconds=request.seconds, lock=request.lock, note=note, to_its_end=steps is None)
     name = name_of(watched.command.launch)
     if watched.reading is None:
         raise UserError(

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from validator.cluster.alike import differences
-from validator.cluster.fleet import Measured, chosen, node_names, search_over, slow_text, undecided_text
-from validator.cluster.fleet import groups_of as groups_of_round
+from validator import cluster
 from validator.documents import number_at
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Kind, Planner, Rule, Seen, Site
 from validator.kinds.machine import PAYLOAD, bound_criteria, counter_criteria, link_criteria
@@ -103,13 +101,16 @@ class Preflight(Kind[PreflightPhase]):
         if asked is not None:
             options = [f"--only={name}" for name in asked.measures]
             options.append(f"--repeats={asked.repeats}")
-            among = planner.among(groups_of_round(asked))
+            among = planner.among(cluster.fleet.groups_of(asked))
             yield _probe(phase, among, f"round{len(runs)}", *options, role="round")
 
     def good_nodes(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> tuple[str, ...]:
         """Those that no round found slow, where they are enough."""
-        search, cluster, names = self.searched(phase, runbook, runs), runbook.cluster, node_names(runs)
-        best = () if search is None or cluster is None else chosen(search.judgement(), cluster.nodes)
+        search = self.searched(phase, runbook, runs)
+        if search is None or runbook.cluster is None:
+            return ()
+        names = cluster.fleet.node_names(runs)
+        best = cluster.fleet.chosen(search.judgement(), runbook.cluster.nodes)
         return tuple(names[index] for index in best if index in names)
 
     def searched(self, phase: PreflightPhase, runbook: Runbook, runs: Sequence[RunRecord]) -> Search | None:
@@ -117,13 +118,13 @@ class Preflight(Kind[PreflightPhase]):
         done = [run.result.evidence.own for run in runs if run.result is not None]
         if runbook.cluster is None or phase.on not in (None, "each", "pairs") or not phase.probes(runbook.hardware):
             return None
-        return search_over(
+        return cluster.fleet.search_over(
             runbook.cluster.count,
             links=phase.on == "pairs",
             gpus=runbook.hardware.gpus,
             facts=_facts(runs),
             rounds=phase.rounds,
-            done=[one for one in done if isinstance(one, Measured)],
+            done=[one for one in done if isinstance(one, cluster.fleet.Measured)],
         )
 
     def sample_s(self, spec: RunSpec) -> float | None:
@@ -201,7 +202,7 @@ def _probe(phase: PreflightPhase, planner: Planner, part: str, *options: str, ro
     )
 
 
-def _measured(spec: RunSpec, gathered: ResultBuilder) -> Measured:
+def _measured(spec: RunSpec, gathered: ResultBuilder) -> cluster.fleet.Measured:
     """What the ranks of each group recorded."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for index, (_, folder) in enumerate(_folders(spec, gathered)):
@@ -209,7 +210,7 @@ def _measured(spec: RunSpec, gathered: ResultBuilder) -> Measured:
         ranks = None if read is None else read[0].get("ranks")
         if isinstance(ranks, list):
             found[index] = [one for one in ranks if isinstance(one, Mapping)]
-    return Measured(spec.groups, found)
+    return cluster.fleet.Measured(spec.groups, found)
 
 
 def _facts(runs: Sequence[RunRecord]) -> list[Mapping[str, Any]]:
@@ -222,7 +223,7 @@ def _facts(runs: Sequence[RunRecord]) -> list[Mapping[str, Any]]:
 def _read_round(gathered: ResultBuilder) -> None:
     """The slowest link of a round of pairs."""
     own = gathered.evidence.own
-    assert isinstance(own, Measured)
+    assert isinstance(own, cluster.fleet.Measured)
     pairs = [ranks for index, ranks in own.ranks.items() if len(own.groups[index]) == 2]
     rates = [rate for ranks in pairs if (rate := _slowest(ranks, "all_reduce", "value")) is not None]
     gathered.add_scalar("links.min_gb_s", min(rates, default=None))
@@ -234,21 +235,21 @@ def _not_slow(record: PhaseRecord, validation: ValidationRecord) -> Rule:
     assert runbook.cluster is not None
     assert isinstance(phase, PreflightPhase)
     search, count = Preflight().searched(phase, runbook, record.runs), runbook.cluster.nodes
-    names = node_names(record.runs)
+    names = cluster.fleet.node_names(record.runs)
 
     def rule(run: JudgedRun) -> Found:
         if search is None:
             return Found("SKIPPED", "Nothing was measured.")
         judgement = search.judgement()
-        accused = "; ".join(slow_text(one, names) for one in judgement.slow)
-        if chosen(judgement, count):
+        accused = "; ".join(cluster.fleet.slow_text(one, names) for one in judgement.slow)
+        if cluster.fleet.chosen(judgement, count):
             replaced = f", and others are used in place of what is slow: {accused}" if accused else ""
             return Found(
                 "PASS", f"{count} nodes are left that are not slow{replaced}.", len(judgement.compatible), count
             )
         if accused:
             return Found("FAIL", f"Slow: {accused}.", len(judgement.compatible), count)
-        return Found("INCONCLUSIVE", f"Not decided: {undecided_text(judgement, names)}.", None, count)
+        return Found("INCONCLUSIVE", f"Not decided: {cluster.fleet.undecided_text(judgement, names)}.", None, count)
 
     return rule
 
@@ -312,7 +313,7 @@ def _alike(run: JudgedRun) -> Found:
     silent = [f"{name} did not say what it is{reason}" for name, reason in why]
     if silent or not nodes:
         return Found("INCONCLUSIVE", f"{'; '.join(silent) or 'No node said what it is'}.")
-    found = differences(nodes)
+    found = cluster.alike.differences(nodes)
     deciding = [one for one in found if one.decides]
     path = f"{run.spec.out}/nodes.json"
     evidence = tuple(Seen(one.text, path) for one in found)

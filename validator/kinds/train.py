@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from validator.cluster.fleet import slow_text
+from validator import cluster
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Rule, Site, TrainingKind, Words
 from validator.model.runbook import Runbook
 from validator.model.settings import ranks_of
@@ -62,7 +62,7 @@ def _compared(runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[FleetOut
 
 def _described(one: FleetOutlier, names: Sequence[str]) -> str:
     than = "" if one.against is None else f" than {names[int(one.against.nodes[0])]}, and nothing shows which is odd"
-    return slow_text(one, dict(enumerate(names))) + than
+    return cluster.fleet.slow_text(one, dict(enumerate(names))) + than
 
 
 def _left(names: Sequence[str], outliers: Sequence[FleetOutlier]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Operator = Literal[">=", ">", "<=", "<", "==", "!="]
@@ -220,8 +221,9 @@ class _Parser:
         return Call(function, tuple(arguments))
 
 
+@lru_cache(maxsize=4096)
 def parse_criterion(text: str) -> Relation:
-    """The tree of a criterion.
+    """The tree of a criterion, which is kept: `check` alone asks for it three times.
 
     Raises:
         ExpressionError: with the 0-based column of the first token that does not fit.

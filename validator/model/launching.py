@@ -5,9 +5,9 @@ Field descriptions are the text of `docs/runbook-reference.md`, so keep them exa
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from validator.model.units import Frozen
+from validator.model.units import Frozen, Reads
 
 Launcher = Literal["python", "torchrun", "accelerate", "deepspeed", "mpirun", "plain"]
 """What starts the trainer. `plain` is the trainer's own command, without Python."""
@@ -42,7 +42,7 @@ def _as_text(value: Any) -> Any:
     return repr(value) if isinstance(value, (int, float)) else value
 
 
-Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
+Argument = Annotated[str, Reads(_as_text, written=str | int | float | bool)]
 """One argument of a command line; numbers may be written without quotes."""
 
 
@@ -50,7 +50,7 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Paths = Annotated[tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+Paths = Annotated[tuple[str, ...], Reads(_listed, written=str | list[str])]
 """One path, or several."""
 
 

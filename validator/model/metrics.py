@@ -6,12 +6,12 @@ Field descriptions are the text of `docs/runbook-reference.md`, so keep them exa
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import Field, PlainSerializer, field_validator, model_validator
 
 from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.pattern import PatternError, line_pattern
 from validator.model.readers import READERS, Reader, ReaderName, readers_of
-from validator.model.units import Frozen, Identifier
+from validator.model.units import Frozen, Identifier, Reads
 
 
 class ExtraSeries(Frozen):
@@ -60,9 +60,7 @@ def _as_written(series: ExtraSeries) -> Any:
     return series.unit if facets.keys() <= {"unit"} else facets
 
 
-ExtraField = Annotated[
-    ExtraSeries, BeforeValidator(_extra_series, json_schema_input_type=str | ExtraSeries), PlainSerializer(_as_written)
-]
+ExtraField = Annotated[ExtraSeries, Reads(_extra_series, written=str | ExtraSeries), PlainSerializer(_as_written)]
 
 
 def _names_list(value: Any) -> Any:
@@ -71,7 +69,7 @@ def _names_list(value: Any) -> Any:
 
 ReaderNames = Annotated[
     tuple[ReaderName, ...],
-    BeforeValidator(_names_list, json_schema_input_type=ReaderName | tuple[ReaderName, ...]),
+    Reads(_names_list, written=ReaderName | tuple[ReaderName, ...]),
 ]
 
 
@@ -173,7 +171,7 @@ def _metrics(value: Any) -> Any:
 
 MetricsField = Annotated[
     TrainerMetrics,
-    BeforeValidator(_metrics, json_schema_input_type=ReaderName | tuple[ReaderName, ...] | TrainerMetrics),
+    Reads(_metrics, written=ReaderName | tuple[ReaderName, ...] | TrainerMetrics),
 ]
 
 

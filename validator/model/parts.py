@@ -5,7 +5,7 @@ Field descriptions are the text of `docs/runbook-reference.md`, so keep them exa
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from validator.model.budget import found_in
 from validator.model.findings import FindingCode
@@ -13,7 +13,7 @@ from validator.model.launching import Argument as Argument
 from validator.model.launching import Container, Launcher, Paths, Stop
 from validator.model.metrics import BUNDLED_METRICS, MetricsField
 from validator.model.pattern import PatternError, compiled
-from validator.model.units import Duration, Frozen, Size
+from validator.model.units import Duration, Frozen, Reads, Size
 from validator.model.units import Identifier as Identifier
 
 Setting = str | int | float | bool
@@ -40,7 +40,7 @@ def _criterion(value: Any) -> Any:
     return {"expr": value} if isinstance(value, str) else value
 
 
-CriterionField = Annotated[Criterion, BeforeValidator(_criterion, json_schema_input_type=str | Criterion)]
+CriterionField = Annotated[Criterion, Reads(_criterion, written=str | Criterion)]
 
 
 class Hardware(Frozen):

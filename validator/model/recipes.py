@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from validator.documents import parse_json
 from validator.model.columns import series_name
 from validator.model.pattern import line_pattern
 
@@ -292,17 +290,3 @@ def _recognize(lines: list[tuple[int, str]], recipes: tuple[Recipe, ...]) -> tup
             break
     least = max(_FEWEST, max(rows.values(), default=0) // 50)
     return next(((recipe, rows[recipe.name]) for recipe in recipes if rows[recipe.name] >= least), None)
-
-
-def document_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The records of one JSON document, as a trainer saves its history, a line each; nothing for any other text."""
-    try:
-        found: Any = parse_json(text)
-    except ValueError:
-        return
-    if isinstance(found, dict):
-        lists = [value for value in found.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
-        found = max(lists, key=len, default=[])
-    for number, record in enumerate(found if isinstance(found, list) else [], 1):
-        if isinstance(record, dict):
-            yield number, json.dumps(record)

@@ -7,10 +7,10 @@ tracing) may repair the phase; one that changes it can only show what to declare
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from validator.model.parts import Count, Identifier, Setting
-from validator.model.units import Frozen
+from validator.model.units import Frozen, Reads
 
 MAX_REMEDIES = 4
 """Maximum of remedies of one phase: each takes as long as the phase itself."""
@@ -101,4 +101,4 @@ def _from_playbook(value: Any) -> Any:
     return {**PLAYBOOK.get(named["name"], {}), **named}
 
 
-RemedyField = Annotated[Remedy, BeforeValidator(_from_playbook, json_schema_input_type=str | Remedy)]
+RemedyField = Annotated[Remedy, Reads(_from_playbook, written=str | Remedy)]

@@ -84,7 +84,7 @@ def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Met
     """The series that a trainer with these sources can yield; `tokens` says that the tokens of a step are declared.
 
     A CSV and the files of a reader may hold any column; heartbeats hold what the trainer contract lists; text holds its
-    named groups.
+    named groups, and the time of a step by the arrival of its lines where none gives a pace.
     `toks_per_s_per_rank` follows from `toks_per_s`, and with the FLOPs per token of the environment file the model's
     rate; `step_rate` from `toks_per_s` and `step_time_s`, and with the tokens of a step each of the two from the other.
     """
@@ -97,6 +97,8 @@ def series_of(metrics: TrainerMetrics, *, tokens: bool = False) -> dict[str, Met
         if reader.files:
             names |= {*(reader.series or METRICS), "val_loss", *metrics.extra, *metrics.names}
         names |= {"step_time_s"} if reader.bar else set()
+    if metrics.patterns and not names & {"toks_per_s", "step_time_s"}:
+        names.add("step_time_s")  # by the arrival of the lines
     names |= {"toks_per_s"} if "toks_per_s_per_rank" in names else set()
     if tokens and names & {"toks_per_s", "step_time_s"}:
         names |= {"toks_per_s", "step_time_s"}

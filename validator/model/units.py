@@ -6,10 +6,20 @@ Numbers without a unit are refused: `timeout: 30` has been read as seconds by on
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+)
+from pydantic_core import core_schema
 
 
 def _below(path: str) -> str:
@@ -38,6 +48,33 @@ class Frozen(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, defer_build=True)
+
+
+class Reads:
+    """Of a type: what a runbook may write, and `read`, which makes of it a value that the type accepts.
+
+    As pydantic's `BeforeValidator`, with a `PlainSerializer` where `write` is given. These look at the signatures of
+    their functions, and make the schema of `written`, for each field of the type at every start.
+
+    Args:
+        written: the type of what may be written, or its JSON Schema.
+        write: the text of a value in what is dumped, from which it can be read again.
+    """
+
+    def __init__(self, read: Callable[[Any], Any], *, written: Any, write: Callable[[Any], str] | None = None) -> None:
+        self._read, self._written, self._write = read, written, write
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        dumped = None
+        if self._write is not None:
+            text = core_schema.str_schema()
+            dumped = core_schema.plain_serializer_function_ser_schema(self._write, return_schema=text)
+        return core_schema.no_info_before_validator_function(self._read, handler(source), serialization=dumped)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        if isinstance(self._written, dict):
+            return {**self._written}
+        return handler(TypeAdapter(self._written).core_schema)
 
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -94,23 +131,23 @@ def parse_size(value: object) -> int:
     return round(float(match[1]) * _BYTES[unit])
 
 
-def _schema(description: str, examples: list[Any]) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "description": description, "examples": examples})
-
-
 def _duration_text(seconds: float) -> str:
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 Duration = Annotated[
     float,
-    BeforeValidator(parse_duration),
-    PlainSerializer(_duration_text, return_type=str),  # so that what is dumped can be read back
-    _schema("A duration with its unit.", ["90s", "30m", "1h30m"]),
+    Reads(
+        parse_duration,
+        written={"type": "string", "description": "A duration with its unit.", "examples": ["90s", "30m", "1h30m"]},
+        write=_duration_text,
+    ),
 ]
 Size = Annotated[
     int,
-    BeforeValidator(parse_size),
-    PlainSerializer(lambda size_bytes: f"{size_bytes} B", return_type=str),
-    _schema("A size with its unit.", ["5 GiB", "512 MiB"]),
+    Reads(
+        parse_size,
+        written={"type": "string", "description": "A size with its unit.", "examples": ["5 GiB", "512 MiB"]},
+        write=lambda size_bytes: f"{size_bytes} B",
+    ),
 ]

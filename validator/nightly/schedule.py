@@ -18,7 +18,7 @@ from typing import Literal
 
 from validator.errors import Unable
 from validator.files import user_folder
-from validator.nightly.settings import CARRIED, DAYS, Nightly
+from validator.nightly.settings import CARRIED, DAYS, Nightly, save
 from validator.startup import shipped
 
 _MARK = "# validator-nightly:"
@@ -287,3 +287,23 @@ def all_schedules() -> tuple[Schedule, ...]:
     """Every scheduler that could hold a job."""
     systemd = _systemd()
     return (*(() if systemd is None else (systemd,)), Cron())
+
+
+def holder(name: str) -> Schedule | None:
+    """The scheduler that has a job; None for one that is paused."""
+    return next((one for one in all_schedules() if one.status(name) is not None), None)
+
+
+def place(job: Nightly) -> tuple[str, ...]:
+    """Write a job's settings and its schedule, in the scheduler that has it, else the machine's; what was written.
+
+    Raises:
+        ScheduleError: when there is no scheduler, or it refuses.
+    """
+    scheduler = holder(job.name) or choose("auto")
+    return (str(save(job)), *scheduler.install(job))
+
+
+def unschedule(name: str) -> tuple[str, ...]:
+    """Take a job out of every scheduler, whose names are returned; its settings stay."""
+    return tuple(one.name for one in all_schedules() if one.remove(name))

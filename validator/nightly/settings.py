@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -96,6 +97,13 @@ class Nightly(Frozen):
         hour, minute = self.at.split(":")
         return int(hour), int(minute)
 
+    def next_start(self, *, now: datetime | None = None) -> datetime:
+        """The next moment, in local time, at which it is due."""
+        moment = now or datetime.now()
+        today = moment.replace(hour=self.hour_minute[0], minute=self.hour_minute[1], second=0, microsecond=0)
+        days = (today + timedelta(days=ahead) for ahead in range(9))
+        return next(day for day in days if day > moment and DAYS[day.weekday()] in (self.days or DAYS))
+
     @property
     def path(self) -> Path:
         """Where the settings are kept."""
@@ -127,6 +135,14 @@ def new_job(**given: Any) -> Nightly:
     state = str(state_dir() / given["name"])
     try:
         return Nightly(cwd=str(Path.cwd()), python=sys.executable, environment=carried, state=state, **given)
+    except ValidationError as error:
+        raise NightlyError(_first_message(error)) from None
+
+
+def changed_job(job: Nightly, **changes: Any) -> Nightly:
+    """A job with other settings; raises NightlyError as `new_job` does."""
+    try:
+        return Nightly.model_validate({**job.model_dump(), **changes})
     except ValidationError as error:
         raise NightlyError(_first_message(error)) from None
 

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from validator.runbook.problems import Mark, Problem
-from validator.startup import late_expressions
+import yaml
 
-with late_expressions():
-    import yaml
+from validator.runbook.problems import Mark, Problem
 
 Scalar = str | int | float | bool | None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from validator.runbook.document import parse, plain
 from validator.runbook.problems import Mark, Problem, RunbookError
@@ -27,7 +27,11 @@ class RunbookInfo(NamedTuple):
 
 
 def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(shipped("runbooks").glob("*.yaml"))}
+    return _inside(shipped("runbooks"))
+
+
+def _inside(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES and path.is_file()}
 
 
 def find(name: str) -> Path:
@@ -55,17 +59,23 @@ def find(name: str) -> Path:
     raise RunbookError([Problem.at(Mark(name), "there is no such file or runbook", fix)])
 
 
-def available() -> tuple[RunbookInfo, ...]:
-    """The bundled runbooks by name. A file that cannot be parsed is listed without phases."""
-    return tuple(_info(name, path) for name, path in _shipped().items())
+def available(folder: Path | None = None) -> tuple[RunbookInfo, ...]:
+    """The bundled runbooks by name, with those of a folder, which come before bundled ones of the same name.
+
+    A file that cannot be read is listed without phases.
+    """
+    found = {**_shipped(), **(_inside(folder) if folder is not None and folder.is_dir() else {})}
+    return tuple(_info(name, path) for name, path in found.items())
 
 
 def _info(name: str, path: Path) -> RunbookInfo:
-    root, _ = parse(path.read_text(encoding="utf-8"), file=str(path))
-    tree = plain(root) if root is not None else {}
-    tree = tree if isinstance(tree, dict) else {}
-    hardware = tree.get("hardware") or {}
-    phases = [phase for phase in tree.get("phases") or () if isinstance(phase, dict)]
+    try:
+        root, _ = parse(path.read_text(encoding="utf-8", errors="replace"), file=str(path))
+    except OSError:
+        root = None
+    tree = _mapping(plain(root) if root is not None else None)
+    hardware, listed = _mapping(tree.get("hardware")), tree.get("phases")
+    phases = [phase for phase in listed if isinstance(phase, dict)] if isinstance(listed, list) else []
     trains = any("steps" in phase or phase.get("kind") == "pytest" for phase in phases)
     gpus = hardware.get("gpus") or 0
     return RunbookInfo(
@@ -73,7 +83,11 @@ def _info(name: str, path: Path) -> RunbookInfo:
         path=path,
         title=str(tree.get("title") or ""),
         description=" ".join(str(tree.get("description") or "").split()),
-        gpus=gpus if gpus == "all" else int(gpus),
+        gpus="all" if gpus == "all" else gpus if isinstance(gpus, int) else 0,
         phases=tuple(str(phase.get("id", "")) for phase in phases),
-        bundled_trainer=trains and "command" not in (tree.get("trainer") or {}),
+        bundled_trainer=trains and "command" not in _mapping(tree.get("trainer")),
     )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -40,14 +40,14 @@ def _type_at(root: YamlNode, path: Path) -> Any:
         return SCHEMAS.get(str(kind.value)) if kind is not None else None
     owner, step = _type_at(root, path[:-1]), path[-1]
     if isinstance(step, int):
-        return _bare_type(get_args(owner)[0]) if get_origin(owner) is tuple else None
+        return bare_type(get_args(owner)[0]) if get_origin(owner) is tuple else None
     if get_origin(owner) is dict:
-        return _bare_type(get_args(owner)[1])
+        return bare_type(get_args(owner)[1])
     fields = owner.model_fields if isinstance(owner, type) and issubclass(owner, BaseModel) else {}
-    return next((_bare_type(one.annotation) for name, one in fields.items() if step == (one.alias or name)), None)
+    return next((bare_type(one.annotation) for name, one in fields.items() if step == (one.alias or name)), None)
 
 
-def _bare_type(annotation: Any) -> Any:
+def bare_type(annotation: Any) -> Any:
     """A type without its `Annotated` and without `None`; of several alternatives the first."""
     while get_origin(annotation) in (Annotated, Union, types.UnionType):
         annotation = next(one for one in get_args(annotation) if one is not type(None))
@@ -57,7 +57,7 @@ def _bare_type(annotation: Any) -> Any:
 def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     """The keys below a model that hold a mapping with keys of its own, and the model of each."""
     for name, one in model.model_fields.items():
-        found = _bare_type(one.annotation)
+        found = bare_type(one.annotation)
         if isinstance(found, type) and issubclass(found, BaseModel):
             yield one.alias or name, found
             yield from _sections(found)

@@ -21,6 +21,7 @@ from validator.model.readers import READERS
 from validator.model.remedy import PLAYBOOK, Remedy
 from validator.model.schemas import SCALARS, SCHEMAS
 from validator.model.settings import PLACEHOLDERS
+from validator.model.units import Duration, Size
 from validator.text import format_duration, format_size
 
 SCHEMA_ID = "validator-runbook-1"
@@ -148,11 +149,12 @@ def _section(
 
 
 def _key_row(name: str, field: FieldInfo) -> tuple[str, ...]:
-    kind = _type_name(field.annotation, field.metadata)
-    return (f"`{field.alias or name}`", kind, _default(field, kind), field.description or "")
+    kind = type_name(field.annotation, field.metadata)
+    return (f"`{field.alias or name}`", kind, default_text(field, kind), field.description or "")
 
 
-def _default(field: FieldInfo, kind: str) -> str:
+def default_text(field: FieldInfo, kind: str) -> str:
+    """The default of a field of type `kind` in Markdown; empty where there is none."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
@@ -164,14 +166,15 @@ def _default(field: FieldInfo, kind: str) -> str:
         return f"`{format_duration(value).replace(' ', '')}`".replace("min", "m").replace(".0s", "s")
     if kind.startswith("size"):
         return format_size(value)
-    return f"`{_yaml(value)}`"
+    return f"`{yaml_text(value)}`"
 
 
-def _yaml(value: Any) -> str:
+def yaml_text(value: Any) -> str:
+    """A value of a model as a runbook has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return f"[{', '.join(_yaml(item) for item in value)}]"
+        return f"[{', '.join(yaml_text(item) for item in value)}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f'{key}: "{item}"' for key, item in value.items()) + "}"
     return str(value) or '""'
@@ -187,24 +190,23 @@ _NAMES = {
 }
 
 
-def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+def type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """The type of a field as text: `list of texts`."""
-    if any("duration" in str(getattr(item, "json_schema", "")) for item in metadata):
-        return "duration"
-    if any("size" in str(getattr(item, "json_schema", "")) for item in metadata):
-        return "size"
+    for name, of in ("duration", Duration), ("size", Size):
+        if get_args(of)[1] in metadata:
+            return name
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _type_name(arguments[0], arguments[1:])
+        return type_name(arguments[0], arguments[1:])
     if origin is Literal:
-        return ", ".join(f"`{_yaml(item)}`" for item in arguments)
+        return ", ".join(f"`{yaml_text(item)}`" for item in arguments)
     if origin in (Union, types.UnionType):
-        names = dict.fromkeys(_type_name(item) for item in arguments if item is not type(None))
+        names = dict.fromkeys(type_name(item) for item in arguments if item is not type(None))
         return "value" if {"text", "whole number", "number", "true or false"} <= set(names) else " or ".join(names)
     if origin is tuple:
-        return f"list of {_plural(_type_name(arguments[0]))}"
+        return f"list of {_plural(type_name(arguments[0]))}"
     if origin is dict:
-        return f"mapping to {_type_name(arguments[1])}"
+        return f"mapping to {type_name(arguments[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         words = re.sub(r"(?<!^)(?=[A-Z])", " ", annotation.__name__).lower()  # TrainerMetrics: trainer metrics
         return "phase" if issubclass(annotation, models.PhaseBase) else words

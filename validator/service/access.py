@@ -186,13 +186,13 @@ def set_cookie(response: Response, session: str, *, secure: bool) -> None:
     )
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form, each once. Raises HTTPException 415 for a body of another kind."""
+async def form_of(request: Request, *, most: int = 16) -> dict[str, str]:
+    """The fields of a form, each once. Raises HTTPException 415 for a body of another kind, 400 for too many fields."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is application/x-www-form-urlencoded.")
     try:
-        found = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=16)
+        found = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=most)
     except ValueError as error:
         raise HTTPException(400, "The form has too many fields.") from error
     return {name: values[0] for name, values in found.items()}

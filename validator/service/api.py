@@ -25,6 +25,8 @@ from validator.service.context import MAX_OFFSET, MAX_PAGE, run_filter, service_
 from validator.service.index import FILTERS
 from validator.service.live import Running
 from validator.service.pages import contrast_of
+from validator.service.queue import QueueEntry
+from validator.service.start import QueueRequest, enqueue, list_queue
 from validator.text import one_line
 from validator.times import unix_seconds
 
@@ -110,7 +112,8 @@ def badge(request: Request) -> Response:
 
 
 class Endpoint(NamedTuple):
-    """One address of the API. `answer` is the model of its JSON; `query` what the address may name besides."""
+    """One address of the API. `answer` is the model of its JSON; `query` what the address may name besides; `body` the
+    model of the JSON that is posted to it."""
 
     path: str
     function: Any
@@ -118,6 +121,8 @@ class Endpoint(NamedTuple):
     query: tuple[str, ...] = ()
     listed: str = ""
     """Name of the list that holds the models, where the answer is one."""
+
+    body: Any = None
 
 
 _RUNS_QUERY = (*FILTERS, "limit", "offset")
@@ -127,6 +132,8 @@ ENDPOINTS = (
     Endpoint("/runs/{run}/result", result, ValidationReport),
     Endpoint("/running", running, Running, (), "running"),
     Endpoint("/compare", contrast, ContrastReport, ("a", "b")),
+    Endpoint("/queue", list_queue, QueueEntry, (), "queue"),
+    Endpoint("/queue", enqueue, QueueEntry, body=QueueRequest),
 )
 
 
@@ -138,8 +145,11 @@ def openapi(request: Request) -> Response:
 @lru_cache(maxsize=1)
 def description() -> dict[str, Any]:
     """The API as OpenAPI 3.1."""
-    models = {one.answer for one in ENDPOINTS}
-    inputs = [(model.__name__, "serialization", TypeAdapter(model)) for model in models]
+    inputs = [(model.__name__, "serialization", TypeAdapter(model)) for model in {one.answer for one in ENDPOINTS}]
+    inputs += [(one.body.__name__, "validation", TypeAdapter(one.body)) for one in ENDPOINTS if one.body]
+    paths: dict[str, dict[str, Any]] = {}
+    for one in ENDPOINTS:
+        paths.setdefault(one.path, {})["post" if one.body else "get"] = _operation(one)
     schemas, shared = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     defined = dict(shared.get("$defs", {}))
     for (name, _), schema in schemas.items():
@@ -150,7 +160,7 @@ def description() -> dict[str, Any]:
         "info": {"title": "validator", "version": validator.__version__},
         "servers": [{"url": BASE}],
         "security": [{}, {"token": []}],
-        "paths": {one.path: {"get": _operation(one)} for one in ENDPOINTS},
+        "paths": paths,
         "components": {
             "schemas": {**defined, "Error": error},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -164,16 +174,29 @@ def _operation(one: Endpoint) -> dict[str, Any]:
     if "limit" in one.query:
         listed["properties"]["total"] = {"type": "integer"}  # type: ignore[index]
     refused = {"$ref": "#/components/schemas/Error"}
-    codes = {"400": "A value of the address is wrong.", "401": "A token is needed.", "403": "The token may not read."}
+    codes = {
+        "400": "A value of the address is wrong.",
+        "401": "A token is needed.",
+        "403": "The token may not do this.",
+    }
     if "{run}" in one.path or "a" in one.query:
         codes |= {"404": "No such run.", "409": "The runs cannot be compared."}
+    body = {}
+    if one.body:
+        sent = {"schema": {"$ref": f"#/components/schemas/{one.body.__name__}"}}
+        body = {"requestBody": {"required": True, "content": {"application/json": sent}}}
+        codes |= {"404": "No such runbook.", "409": "This machine cannot run it.", "415": "The body is no JSON."}
     return {
+        **body,
         "operationId": one.function.__name__,
         "summary": str(one.function.__doc__).partition("\n")[0],
         "parameters": [_parameter(name, "path") for name in ("run",) if "{run}" in one.path]
         + [_parameter(name, "query", required=name in ("a", "b")) for name in one.query],
         "responses": {
-            "200": {"description": "OK", "content": {"application/json": {"schema": listed if one.listed else model}}},
+            "201" if one.body else "200": {
+                "description": "OK",
+                "content": {"application/json": {"schema": listed if one.listed else model}},
+            },
             **{code: _answer(text, refused) for code, text in codes.items()},
             "default": _answer("Any other refusal: too large, too many, a wrong method or host.", refused),
         },
@@ -197,7 +220,7 @@ def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, An
 
 ROUTES = (
     Route(f"{BASE}/openapi.json", openapi),
-    *(Route(BASE + one.path, one.function) for one in ENDPOINTS),
+    *(Route(BASE + one.path, one.function, methods=["POST" if one.body else "GET"]) for one in ENDPOINTS),
     Route("/metrics", metrics),
     Route("/badge/{runbook}.svg", badge),
 )

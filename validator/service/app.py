@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from validator.errors import UserError
-from validator.service import api, pages
+from validator.service import api, pages, schedules, start
 from validator.service.access import Access, Guard
 from validator.service.audit import AuditLog
 from validator.service.context import Service, assets, audit, page
 from validator.service.events import Feed
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
+from validator.service.queue import RunQueue
 from validator.service.tokens import Tokens
 from validator.text import clean
 
+_STEP_S = 1.0
 
-def make_app(index: RunIndex, tokens: Tokens | None) -> Starlette:
-    """The application of an index. `tokens` is None where everybody who reaches it may do everything."""
-    live, access = LiveRuns(index), Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
+
+def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = None) -> Starlette:
+    """The application of an index. `tokens` is None where everybody who reaches it may do everything; `runbooks` is a
+    folder of runbooks besides those that are bundled."""
+    access = Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
+    live, queue = LiveRuns(index), RunQueue.beside(index.path)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        starting = asyncio.create_task(_start_next(queue))
         yield
+        starting.cancel()
         index.close()
 
     app = Starlette(
-        routes=[*pages.ROUTES, *api.ROUTES],
+        routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
         exception_handlers={HTTPException: _refused, UserError: _cannot},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
-    app.state.service = Service(index, live, access, Feed(live), assets())
+    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, assets())
     return app
+
+
+async def _start_next(queue: RunQueue) -> None:
+    """Step the queue once a second. Why it cannot, its page says; the next step may."""
+    while True:
+        with suppress(OSError, UserError):
+            await run_in_threadpool(queue.step)
+        await asyncio.sleep(_STEP_S)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ from starlette.responses import HTMLResponse
 
 import validator
 from validator.report.templates import environment, style, text
-from validator.service.access import Access, visitor_of
+from validator.service.access import Access, set_cookie, visitor_of
 from validator.service.events import Feed
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
+from validator.service.queue import RunQueue
 
 MAX_PAGE = 500
 """Runs that one answer lists at most."""
@@ -26,12 +27,17 @@ MAX_OFFSET = 10_000_000
 
 @dataclass(frozen=True)
 class Service:
-    """One server: the index of its folder, what runs there, who may look, and the files that pages load."""
+    """One server: the index of its folder, what runs there, who may look, the queue, and the files that pages load.
+
+    `runbooks` is the folder of runbooks besides those that are bundled.
+    """
 
     index: RunIndex
     live: LiveRuns
     access: Access
     feed: Feed
+    queue: RunQueue
+    runbooks: Path | None
     assets: dict[str, tuple[str, str]]
 
     def folder(self, request: Request) -> Path:
@@ -85,6 +91,18 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> HT
         **values,
     )
     return HTMLResponse(made, status)
+
+
+def form_page(request: Request, name: str, **values: Any) -> HTMLResponse:
+    """A page with forms. They need a session that they belong to, also where nobody logs in."""
+    visitor = visitor_of(request)
+    if visitor.session or visitor.needs_token:
+        return page(request, name, **values)
+    session = service_of(request).access.log_in("")
+    request.scope["visitor"] = replace(visitor, session=session)
+    response = page(request, name, **values)
+    set_cookie(response, session, secure=request.scope["scheme"] == "https")
+    return response
 
 
 def _hash(content: str) -> str:

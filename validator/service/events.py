@@ -12,12 +12,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from validator.service.live import LiveRuns, Running
+from validator.service.queue import RunQueue
 
 _INTERVAL_S = 1.0
 _SIGN_S = 15.0
 """Time between two signs of life, which proxies wait for; the viewer's rights are looked at as often."""
 
 MAX_VIEWERS = 200
+
+QUEUE = "/queue"
+"""The shape of the queue's page, by a name that no folder has."""
 
 
 def shape_of(running: Sequence[Running]) -> str:
@@ -33,8 +37,9 @@ def _shapes(running: Sequence[Running]) -> dict[str, str]:
 class Feed:
     """The events of all viewers. After `close` each stream ends, so that the server can."""
 
-    def __init__(self, live: LiveRuns) -> None:
+    def __init__(self, live: LiveRuns, queue: RunQueue) -> None:
         self._live = live
+        self._queue = queue
         self._viewers = 0
         self._closing = asyncio.Event()
 
@@ -66,7 +71,7 @@ class Feed:
                 if changed:
                     yield _event("texts", changed)
                 shown = texts
-                if shapes != (shapes := _shapes(running)):
+                if shapes != (shapes := {**_shapes(running), QUEUE: self._queue.stamp()}):
                     yield _event("shapes", shapes)
                 if time.monotonic() - sign_s >= _SIGN_S:
                     if not await run_in_threadpool(allowed):

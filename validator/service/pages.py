@@ -30,7 +30,7 @@ from validator.report.contrast import since_view
 from validator.report.elements import decision_status
 from validator.report.page import StatusView
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
-from validator.service.context import audit, page, run_filter, service_of, whole_number
+from validator.service.context import audit, form_page, page, run_filter, service_of, whole_number
 from validator.service.events import shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
@@ -225,17 +225,13 @@ _HOW: dict[str, StopHow] = {how: how for how in get_args(StopHow)}
 
 def ask_stop(request: Request) -> Response:
     """The second question, with the form that stops."""
-    service, visitor = service_of(request), require(request, "run")
+    require(request, "run")
+    service = service_of(request)
     folder, how = service.folder(request), _HOW.get(request.query_params.get("how", "stop"), "stop")
     running = service.live.of(folder.name)
     if running is None or not running.working:
         raise HTTPException(409, "This validation is not running here any more.")
-    if visitor.session:
-        return page(request, "stop", how=how, card=card(running))
-    # A form needs a session that it belongs to, also where nobody logs in.
-    response = RedirectResponse(f"{quote(request.scope['path'])}?how={how}", 303)
-    set_cookie(response, service.access.log_in(""), secure=request.scope["scheme"] == "https")
-    return response
+    return form_page(request, "stop", how=how, card=card(running))
 
 
 async def stop(request: Request) -> Response:

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from validator.errors import Unable, UserError
+from validator.errors import FolderError, Unable, UserError
 from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
 from validator.service.tokens import Tokens
@@ -172,9 +172,10 @@ def serve(
     listen: str,
     token_file: Path | None = None,
     rebuild: bool = False,
+    runbooks: Path | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve the run folders below `reports` until SIGTERM or Ctrl-C.
+    """Serve the run folders below `reports` until SIGTERM or Ctrl-C, and start the runbooks of a folder.
 
     Raises:
         FolderError: when there is no such folder.
@@ -183,10 +184,12 @@ def serve(
     """
     host, port = parse_listen(listen)
     tokens = tokens_for(host, token_file)
+    if runbooks is not None and not runbooks.is_dir():
+        raise FolderError(f"--runbooks {runbooks} is no folder; give the one with your runbooks, or leave it out")
     made = bound(host, port)
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
-    app = make_app(index, tokens)
+    app = make_app(index, tokens, runbooks)
     at = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}/"
     who = "a token is needed" if tokens else "no token is needed"
     app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))

@@ -20,6 +20,9 @@ from validator.errors import Unable
 from validator.system.nvml import Gpus
 from validator.times import iso_now
 
+IN_USE = "of this machine is in use by another validation"
+"""In the message of every validation that finds its lock held."""
+
 Holder = Mapping[str, Any]
 """Who holds a lock: `pid`, `command`, `since` (UTC, ISO 8601) and `run_dir` (None until it is known)."""
 
@@ -35,8 +38,7 @@ class LockHeld(Unable):
         where = f", writing to {holder['run_dir']}" if holder.get("run_dir") else ""
         who = f"process {holder['pid']} ({holder['command']})" if holder.get("pid") else "another process"
         super().__init__(
-            f"{what} of this machine is in use by another validation: {who}{since}{where}; "
-            "wait for it, stop it, or pass --no-lock if timings do not matter"
+            f"{what} {IN_USE}: {who}{since}{where}; wait for it, stop it, or pass --no-lock if timings do not matter"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -11,9 +12,10 @@ from validator import cli
 
 @pytest.fixture(autouse=True)
 def own_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`main` replaces them for good; here they are put back."""
+    """`main` replaces them, and how expressions are compiled, for good; here they are put back."""
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(re, "compile", re.compile)
 
 
 def test_a_fault_of_the_program_is_no_decision(

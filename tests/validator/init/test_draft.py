@@ -91,6 +91,12 @@ def test_each_bound_on_what_is_fast_is_open() -> None:
     assert sum(open_reference(one) is not None for one in accept if isinstance(one, str)) == 1
 
 
+def test_a_loss_alone_is_bounded_by_the_time_of_its_steps_too() -> None:
+    tree = yaml.safe_load(draft(watched("train.py", reading("loss")), name="made", base=Path("/")))
+    assert "step_time_s.mean <= ? s" in tree["phases"][0]["accept"]
+    assert "step_time_s.mean <= 1.1 * baseline.step_time_s.mean" in tree["phases"][1]["accept"]
+
+
 def test_a_trainer_without_a_loss_is_declared_to_have_none() -> None:
     """accelerate's scripts without tracking print nothing but a bar; without this no run of them could be GO."""
     text = draft(watched("train.py", reading("step_time_s")), name="made", base=Path("/"))

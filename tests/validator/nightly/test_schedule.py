@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.crontab import use_own_crontab
 from validator.commands.nightly import command
-from validator.nightly.schedule import Cron, ScheduleError, Systemd, cron_line, service, timer
-from validator.nightly.settings import Nightly, NightlyError, load, names, save
+from validator.nightly.schedule import (
+    Cron,
+    ScheduleError,
+    Systemd,
+    cron_line,
+    holder,
+    place,
+    service,
+    timer,
+    unschedule,
+)
+from validator.nightly.settings import Nightly, NightlyError, changed_job, load, names, save
 
 
 def job(**changes: Any) -> Nightly:
@@ -38,18 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def crontab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A crontab of a test's own, behind a program that reads and writes it as cron's does."""
-    table, tools = tmp_path / "table", tmp_path / "tools"
-    tools.mkdir()
-    program = tools / "crontab"
-    program.write_text(
-        f'#!/bin/sh\nif [ "$1" = -l ]; then cat "{table}" 2>/dev/null || {{ echo "no crontab" >&2; exit 1; }}\n'
-        f'else cat > "{table}"; fi\n',
-        encoding="utf-8",
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    return table
+    return use_own_crontab(tmp_path, monkeypatch)
 
 
 def test_a_crontab_line_starts_the_job_at_its_time_on_its_days() -> None:
@@ -87,6 +87,30 @@ def test_cron_keeps_every_other_line(crontab: Path) -> None:
     assert cron.remove("ddp")
     assert crontab.read_text(encoding="utf-8") == others
     assert not cron.remove("ddp")
+
+
+@pytest.mark.parametrize(
+    ("now", "days", "expected"),
+    [
+        ("2026-11-23T02:04:59", (), "2026-11-23T02:05"),
+        ("2026-11-23T02:05:00", (), "2026-11-24T02:05"),
+        ("2026-11-23T02:05:00", ("mon",), "2026-11-30T02:05"),
+        ("2026-11-27T12:00:00", ("mon", "sun"), "2026-11-29T02:05"),
+    ],
+)
+def test_the_next_start_is_the_next_time_on_one_of_its_days(now: str, days: tuple[str, ...], expected: str) -> None:
+    assert job(days=days).next_start(now=datetime.fromisoformat(now)) == datetime.fromisoformat(expected)
+
+
+def test_a_job_is_changed_paused_and_placed_where_it_was(crontab: Path) -> None:
+    assert place(job())[1].startswith("crontab: 5 2 ")
+    place(changed_job(load("ddp"), at="3:30", days=("sun",)))
+    assert crontab.read_text(encoding="utf-8").startswith("30 3 * * 0 ")
+    assert unschedule("ddp") == ("cron",)
+    assert holder("ddp") is None
+    assert load("ddp").at == "03:30", "its settings stay"
+    with pytest.raises(NightlyError, match="--at '99:00'"):
+        changed_job(load("ddp"), at="99:00")
 
 
 def test_the_first_line_of_an_empty_crontab(crontab: Path) -> None:

@@ -17,8 +17,8 @@ from validator.model.contrast import (
     SettingDifference,
 )
 from validator.report.contrast import contrast_lines
+from validator.report.terminal.lines import text_width
 from validator.report.terminal.summary import summary_lines
-from validator.text import text_width
 
 HOSTILE = "\x1b[2Jgone\u202e"
 

@@ -11,13 +11,12 @@ from validator.model.plan import PhasePlan, Plan, RunSpec
 from validator.model.runbook import CommandPhase, Phase
 from validator.model.verdict import Finding, PhaseReport, ValidationReport
 from validator.report.terminal import make_observer
-from validator.report.terminal.lines import phase_line, progress_cells, show, text_table, wants_color
+from validator.report.terminal.lines import phase_line, progress_cells, show, text_table, text_width, wants_color
 from validator.report.terminal.live import LiveObserver
 from validator.report.terminal.observer import Observer, PlainObserver
 from validator.report.terminal.summary import inspection_lines, next_command, summary_lines
 from validator.runs.folder import ReportPaths
 from validator.supervise.monitor import Progress
-from validator.text import text_width
 
 
 class Screen(io.StringIO):
@@ -51,6 +50,10 @@ PLAN = Plan(runbook="smoke-cpu", phases=(planned("preflight"), planned("baseline
 
 
 # -- the summary ------------------------------------------------------------------------------------------------------
+
+
+def test_wide_signs_take_two_columns_and_combining_ones_none() -> None:
+    assert text_width("日本e\u0301") == 5
 
 
 @pytest.mark.parametrize("name", ["go", "no_go", "inconclusive", "in_progress", "hostile"])

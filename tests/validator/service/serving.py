@@ -31,10 +31,10 @@ phases:
 """
 
 
-def client(reports: Path, tokens: Tokens | None = None, **headers: str) -> TestClient:
+def client(reports: Path, tokens: Tokens | None = None, *, runbooks: Path | None = None, **headers: str) -> TestClient:
     """A client of a service over `reports`, as a browser on this machine asks it."""
     reports.mkdir(exist_ok=True)
-    app = make_app(RunIndex(reports, reports.parent / "state" / "index.sqlite"), tokens)
+    app = make_app(RunIndex(reports, reports.parent / "state" / "index.sqlite"), tokens, runbooks)
     return TestClient(app, base_url="http://127.0.0.1:8700", headers=headers, follow_redirects=False)
 
 

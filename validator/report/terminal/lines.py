@@ -6,11 +6,12 @@ import os
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from validator.report.elements import status_view
-from validator.text import format_duration, format_quantity, one_line, text_width
+from validator.text import format_duration, format_quantity, one_line
 
 if TYPE_CHECKING:
     from validator.model.verdict import PhaseReport
@@ -62,6 +63,11 @@ def wrap(text: str, *, width: int, indent: str = "", first: str | None = None) -
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def text_width(text: str) -> int:
+    """Columns that a text takes in a terminal: wide East Asian characters count twice, combining ones not at all."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def text_table(
