@@ -189,7 +189,8 @@ async def _play(
 def described_answer(path: str, method: str) -> Callable[[bytes], Any] | None:
     """What reads an answer of an endpoint as its model; None where the API has no such endpoint."""
     for one in api.ENDPOINTS:
-        if one.path == path and getattr(one, "method", "get").upper() == method:
+        its_own = getattr(one, "method", "post" if one.body else "get")
+        if one.path == path and its_own.upper() == method:
             model = TypeAdapter(one.answer)
             if not one.listed:
                 return model.validate_json
