@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from validator.errors import UserError
 from validator.service import api, pages, schedules, start
@@ -65,7 +66,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it alone"
     if error.status_code == 403:
         audit(request, request.method, request.scope["path"], f"refused: {error.detail}")
-    return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # Starlette names the methods of the first route of a path
+        found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
+    return _error(request, error.status_code, str(error.detail), headers)
 
 
 async def _cannot(request: Request, error: Exception) -> Response:

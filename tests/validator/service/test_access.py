@@ -159,6 +159,7 @@ def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
     assert asking.post("/login", content="&".join("a=1" for _ in range(50)), headers=form).status_code == 400
     assert asking.get("/past", headers={"content-length": "²".encode("latin-1")}).status_code == 413
     assert asking.request("DELETE", "/past").status_code == 405
+    assert asking.request("DELETE", "/login").headers["allow"] == "GET, HEAD, POST", "of both its routes"
     assert asking.get("/past/").status_code == 404, "no redirect to a name that the request chose"
 
 
