@@ -31,6 +31,7 @@ from validator.report.contrast import since_view
 from validator.report.elements import decision_status
 from validator.report.page import Page as ReportPage
 from validator.report.page import StatusView
+from validator.runs.folder import is_run_folder
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
 from validator.service.context import form_page, note, page, run_filter, service_of, whole_number
 from validator.service.events import shape_of
@@ -208,6 +209,8 @@ def contrast_of(request: Request) -> ContrastReport | None:
     if not a or not b:
         return None
     sides = [service_of(request).known(name) for name in (a, b)]
+    if not all(map(is_run_folder, sides)):  # as logs of unknown trainers they would be read, for minutes
+        raise HTTPException(409, "Only run folders can be compared: there is no run.json.")
     if not _COMPARING.acquire(blocking=False):
         raise HTTPException(503, "Other runs are being compared: try again.", {"retry-after": "5"})
     try:

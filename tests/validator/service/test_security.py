@@ -58,6 +58,16 @@ def test_a_result_of_odd_parts_has_a_page_that_says_so(tmp_path: Path) -> None:
     assert (answer.status_code, "cannot be shown" in answer.text) == (200, True)
 
 
+def test_only_run_folders_are_compared(tmp_path: Path) -> None:
+    """Files of others are tried as logs: a long line of JSON took minutes of the whole server."""
+    one, other = (make_run(tmp_path / "reports", number) for number in range(2))
+    for folder in (one, other):
+        (folder / "run.json").unlink()
+    for path in ("/compare", "/api/v1/compare"):
+        answer = client(tmp_path / "reports").get(f"{path}?a={one.name}&b={other.name}")
+        assert (answer.status_code, "no run.json" in answer.text) == (409, True)
+
+
 def test_a_result_that_is_too_large_is_read_by_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty megabytes of empty lists took two gigabytes of memory, at each look at their page."""
     folder, long = make_run(tmp_path / "reports", 0), make_run(tmp_path / "reports", 1)
