@@ -37,7 +37,7 @@ _BODY_S = 10.0
 _SESSION_S = 12 * 3600.0
 _MAX_SESSIONS = 1000
 _MAX_FAILURES, _FAILURES_S = 10, 60.0
-"""Wrong tokens from one address within so many seconds, after which each is refused unseen."""
+"""Wrong tokens from one address within so many seconds, after which more are refused."""
 
 _OPEN = ("/login", "/static/")
 _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
@@ -104,9 +104,9 @@ class Access:
         """The token of a text, None for a wrong one; raises as `visitor` does."""
         now = time.monotonic()
         recent = [at for at in self._failures.get(address, ()) if now - at < _FAILURES_S]
-        if len(recent) >= _MAX_FAILURES:
+        found = self._find(text)  # a right one is never refused: behind a proxy all may have one address
+        if found is None and len(recent) >= _MAX_FAILURES:
             raise HTTPException(429, "Too many wrong tokens: wait a minute.", {"retry-after": "60"})
-        found = self._find(text)
         if found is None:
             self.audit.write(who="", address=address, action="token", outcome="wrong")
             self._failures[address] = [*recent, now]
@@ -237,7 +237,8 @@ class Guard:
         if refused is not None:
             await refused(scope, receive, sending)
             return
-        await self._app(scope, _limited(receive), sending)
+        read = scope["method"] not in ("GET", "HEAD")  # of the others no page reads a body
+        await self._app(scope, _limited(receive) if read else receive, sending)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), str(scope["path"])
@@ -250,6 +251,10 @@ class Guard:
             return PlainTextResponse("The address is too long.\n", 414)
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
             return PlainTextResponse("The headers are too long.\n", 431)
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+            return PlainTextResponse("A page of another site may link to this one, and load nothing of it.\n", 403)
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may take the other one
+            return PlainTextResponse("The request has two lengths.\n", 400, {"connection": "close"})
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length[:18]) > MAX_BODY_BYTES:
             return PlainTextResponse("The request is too large.\n", 413)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,7 +27,7 @@ from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
 from validator.service.tokens import Tokens
-from validator.text import clean
+from validator.text import clean, one_line
 
 _STEP_S = 1.0
 
@@ -46,7 +48,7 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
     app = Starlette(
         routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
-        exception_handlers={HTTPException: _refused, UserError: _cannot},
+        exception_handlers={HTTPException: _refused, UserError: _cannot, OSError: _unable, sqlite3.Error: _unable},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
@@ -75,6 +77,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _cannot(request: Request, error: Exception) -> Response:
     return _error(request, 409, str(error), {})
+
+
+async def _unable(request: Request, error: Exception) -> Response:
+    sys.stderr.write(f"{request.scope['method']} {one_line(request.scope['path'])}: {one_line(error)}\n")
+    return _error(request, 503, "The reports folder or its index cannot be read; the server's log says why.", {})
 
 
 def _error(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -85,7 +86,7 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> HT
         visitor=visitor,
         logged_in=visitor.needs_token and visitor.token is not None,
         form_key=service.access.form_key(visitor.session) if visitor.session else "",
-        path=request.scope["path"],
+        path="/" + quote(request.scope["path"].lstrip("/")),  # two strokes would begin the name of another server
         version=validator.__version__,
         asset={name: f"/static/{name}?{_hash(content)}" for name, (content, _) in service.assets.items()},
         **values,

@@ -5,6 +5,7 @@ One look serves every viewer. A run's files are followed as its own runner follo
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -195,6 +196,8 @@ class _Followed:
         if not working and (ending(self._events) is not None or not self._undecided()):
             return None
         header = folder.header
+        # Root's service sees runners of others: what those declare is not planned, and their links lead nowhere.
+        own = working and Path(f"/proc/{runner.pid}").stat().st_uid == os.getuid()
         return Running(
             folder=self.name,
             run_id=one_line(header.run_id),
@@ -205,9 +208,9 @@ class _Followed:
             working=working,
             stopping=asked if working else "",
             elapsed=format_duration(max(0.0, utc_now().timestamp() - (unix_seconds(header.started) or 0.0))),
-            remaining=self._remaining(folder) if working else "",
+            remaining=self._remaining(folder) if own else "not known" if working else "",
             phases=tuple(self._phases(folder, working=working)),
-            run=self._run(folder) if working else None,
+            run=self._run(folder, links=own) if working else None,
             notes=tuple(self._notes()),
         )
 
@@ -255,8 +258,8 @@ class _Followed:
             took = format_duration(seconds) if isinstance(seconds, (int, float)) else ""
             yield LivePhase(one_line(phase.id), one_line(phase.title or phase.id, limit=200), shown.word, took)
 
-    def _run(self, folder: RunFolder) -> LiveRun | None:
-        """The run that is open, followed from the event that started it."""
+    def _run(self, folder: RunFolder, *, links: bool) -> LiveRun | None:
+        """The run that is open, followed from the event that started it; over links where `links` says so."""
         opened = [spec for spec, outcome in started_runs(self._events) if outcome is None]
         if not opened:
             self._open = None
@@ -266,8 +269,9 @@ class _Followed:
             event.event == "attempt_started" and event.fields.get("run") == spec.id for event in self._events
         )
         if self._open is None or self._open[0] != attempts or self._open[1] != spec:
+            metrics = spec.metrics if links else spec.metrics.model_copy(update={"link_roots": ()})
             follower = RunFollower(
-                out=folder.root / spec.out, metrics=spec.metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES
+                out=folder.root / spec.out, metrics=metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES
             )
             self._open = (attempts, spec, follower, Pace(started=now))
         _, _, follower, pace = self._open

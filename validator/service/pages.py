@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,9 @@ from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
 from validator.report.contrast import since_view
 from validator.report.elements import decision_status
+from validator.report.page import Page as ReportPage
 from validator.report.page import StatusView
+from validator.runs.folder import is_run_folder
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
 from validator.service.context import audit, form_page, page, run_filter, service_of, whole_number
 from validator.service.events import shape_of
@@ -72,6 +75,7 @@ def card(one: Running) -> dict[str, Any]:
     return {"view": one, "href": f"/runs/{quote(one.folder, safe='')}/", "texts": dict(one.texts()), "run": one.run} | {
         "steps": "" if one.run is None else steps_text(one.run),
         "stop": f"/stop/{quote(one.folder, safe='')}",
+        "typed": shlex.quote(one_line(one.folder)),
     }
 
 
@@ -158,7 +162,6 @@ def run(request: Request) -> Response:
     service = service_of(request)
     folder = service.folder(request)
     entry, running = service.index.entry(folder.name), service.live.of(folder.name)
-    report = None if running else _stored(folder)
     try:
         files, count = listed_logs(folder)
     except OSError:
@@ -168,10 +171,19 @@ def run(request: Request) -> Response:
     return page(
         request, "run", run=row(entry) if entry else None, folder=folder.name,
         href=f"/runs/{quote(folder.name, safe='')}/", card=card(running) if running else None,
-        shape=shape_of([running] if running else []), page=build_page(report) if report else None,
+        shape=shape_of([running] if running else []), page=_first_screen(folder) if entry and not running else None,
         open_limit=MAX_OPEN, files=files, count=count,
         others=[row(one) for one in others], has_report=any(one.path == "report.html" for one in files),
     )  # fmt: skip
+
+
+def _first_screen(folder: Path) -> ReportPage | None:
+    """That of its report, by a result.json that the index took; None for one that cannot be shown."""
+    try:
+        report = _stored(folder)
+        return build_page(report) if report else None
+    except Exception:  # noqa: BLE001 -- parts of a result are as its trainer wrote them, and folders come from others
+        return None
 
 
 def _stored(folder: Path) -> ValidationReport | None:
@@ -197,6 +209,8 @@ def contrast_of(request: Request) -> ContrastReport | None:
     if not a or not b:
         return None
     sides = [service_of(request).known(name) for name in (a, b)]
+    if not all(map(is_run_folder, sides)):  # as logs of unknown trainers they would be read, for minutes
+        raise HTTPException(409, "Only run folders can be compared: there is no run.json.")
     if not _COMPARING.acquire(blocking=False):
         raise HTTPException(503, "Other runs are being compared: try again.", {"retry-after": "5"})
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -24,8 +25,10 @@ from validator.service.index import RunIndex, index_path
 from validator.service.tokens import Tokens
 
 _HEADERS_S = 15.0
+_TAKEN_S = 60.0
 _END_S = 5
-_MAX_CONNECTIONS = 400
+_MAX_CONNECTIONS, _MAX_OF_ONE = 400, 200
+"""Of all, and of one other machine: one that opens many and says nothing must not keep others out."""
 
 
 class ListenError(UserError):
@@ -107,6 +110,10 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._late = self.loop.call_later(_HEADERS_S, transport.abort)
+        address = self.client[0] if self.client else ""
+        others = [getattr(one, "client", None) for one in self.connections]
+        if sum(one is not None and one[0] == address for one in others) > _MAX_OF_ONE and not is_loopback(address):
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -160,6 +167,8 @@ def bound(host: str, port: int) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
+        # What is sent and not taken for so long ends the connection; those that are accepted inherit it.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_TAKEN_S * 1000))
         made.listen()  # whoever reads the address may come at once
     except OSError as error:
         raise Unable(f"--listen {host}:{port}: {error.strerror or error}; choose another port") from error
@@ -187,6 +196,8 @@ def serve(
     if runbooks is not None and not runbooks.is_dir():
         raise FolderError(f"--runbooks {runbooks} is no folder; give the one with your runbooks, or leave it out")
     made = bound(host, port)
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection that gets a file holds three
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 4 * _MAX_CONNECTIONS)), most))
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
     app = make_app(index, tokens, runbooks)

@@ -121,7 +121,7 @@ def test_wrong_tokens_are_counted(tmp_path: Path, tokens: Tokens) -> None:
     asking = client(tmp_path / "reports", tokens)
     codes = [asking.get("/api/v1/runs", headers=bearer(f"vt_{number}")).status_code for number in range(12)]
     assert codes == [401] * 10 + [429] * 2
-    assert asking.get("/api/v1/runs", headers=bearer(text)).status_code == 429
+    assert asking.get("/api/v1/runs", headers=bearer(text)).status_code == 200, "a right one always passes"
 
 
 @pytest.mark.parametrize("host", ["evil.test", "127.0.0.1.evil.test:8700", "192.0.2.1", "", "[::1", "a b"])
