@@ -45,16 +45,19 @@ class Tree:
     Args:
         path: the folder, as the operator gave it; links that lead to it are followed.
         link_roots: folders, as the operator named them; a file that is a link to below one of them is opened there.
+        follow: whether the path may lead over links; False for a real path, whose folder others may have replaced.
 
     Raises:
         OSError: when it is no folder, or may not be read.
     """
 
-    def __init__(self, path: Path, *, link_roots: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, *, link_roots: Sequence[str] = (), follow: bool = True) -> None:
         self._link_roots = tuple(Path(root).expanduser() for root in link_roots)
         self.given = path
         self.path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError where links go round
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not follow and self.path != path:
+            raise Unreadable(errno.ELOOP, f"{path} is a link, or is behind one, which is not followed")
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
 
     def __enter__(self) -> Tree:
         return self

@@ -24,6 +24,13 @@ SAMPLE = "sample-"
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 """`toks_per_s.mean` and `tokens.per_step` in `toks_per_s.mean / tokens.per_step`."""
 
+MAX_RESULT = 16 << 20
+"""Bytes of the largest result.json that is read here: whoever reads many must not need the memory for it,
+which is up to thirty times its text.
+
+The largest of real validations have two megabytes.
+"""
+
 LARGEST = 1e120
 """No measurement is as large; greater ones could not be squared."""
 
@@ -124,8 +131,8 @@ def read_entry(folder: Path) -> HistoryEntry | None:
     """The entry of a run folder; None when its result.json is not one that can be read."""
     try:
         with Tree(folder) as tree:
-            return _history_entry(folder, tree.json("result.json"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return _history_entry(folder, tree.json("result.json", limit=MAX_RESULT))
+    except Exception:  # noqa: BLE001 -- a folder that others wrote must not hide those beside it
         return None
 
 

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from validator.service.audit import AuditLog
 from validator.service.tokens import Role, Token, TokenError, Tokens
 
 COOKIE = "validator_session"
@@ -36,7 +37,7 @@ _BODY_S = 10.0
 _SESSION_S = 12 * 3600.0
 _MAX_SESSIONS = 1000
 _MAX_FAILURES, _FAILURES_S = 10, 60.0
-"""Wrong tokens from one address within so many seconds, after which each is refused unseen."""
+"""Wrong tokens from one address within so many seconds, after which more are refused."""
 
 _OPEN = ("/login", "/static/")
 _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
@@ -71,8 +72,8 @@ class Visitor:
 
     @property
     def name(self) -> str:
-        """For the log."""
-        return self.token.name if self.token is not None else "loopback"
+        """For the log; empty for one who needs a token and has none."""
+        return self.token.name if self.token is not None else "" if self.needs_token else "loopback"
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Access:
     """Sessions, failures and the key of forms; `tokens` is None where none are needed."""
 
     tokens: Tokens | None
+    audit: AuditLog
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _sessions: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _failures: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
@@ -102,10 +104,11 @@ class Access:
         """The token of a text, None for a wrong one; raises as `visitor` does."""
         now = time.monotonic()
         recent = [at for at in self._failures.get(address, ()) if now - at < _FAILURES_S]
-        if len(recent) >= _MAX_FAILURES:
+        found = self._find(text)  # a right one is never refused: behind a proxy all may have one address
+        if found is None and len(recent) >= _MAX_FAILURES:
             raise HTTPException(429, "Too many wrong tokens: wait a minute.", {"retry-after": "60"})
-        found = self._find(text)
         if found is None:
+            self.audit.write(who="", address=address, action="token", outcome="wrong")
             self._failures[address] = [*recent, now]
             self._failures.move_to_end(address)
             while len(self._failures) > _MAX_SESSIONS:
@@ -228,21 +231,30 @@ class Guard:
             refused = self._refusal(scope)
         except HTTPException as error:
             refused = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+        if isinstance(refused, PlainTextResponse) and scope["path"].startswith("/api/"):
+            kept = {name: value for name, value in refused.headers.items() if name in ("retry-after", "connection")}
+            refused = JSONResponse({"error": bytes(refused.body).decode().strip()}, refused.status_code, kept)
         if refused is not None:
             await refused(scope, receive, sending)
             return
-        await self._app(scope, _limited(receive), sending)
+        read = scope["method"] not in ("GET", "HEAD")  # of the others no page reads a body
+        await self._app(scope, _limited(receive) if read else receive, sending)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), str(scope["path"])
         if self._access.tokens is None and _host(headers.get("host", "")) not in LOOPBACK:
             return PlainTextResponse("Without tokens only names of this machine are answered: use 127.0.0.1.\n", 421)
-        if self._access.tokens is None and any(name in headers for name in _PROXIED):
+        proxied = scope["http_version"] == "1.0" or any(name in headers for name in _PROXIED)  # 1.0 is nginx's own
+        if self._access.tokens is None and proxied:
             return PlainTextResponse("A proxy passes this on: start the service with --token-file.\n", 421)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
             return PlainTextResponse("The address is too long.\n", 414)
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
             return PlainTextResponse("The headers are too long.\n", 431)
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+            return PlainTextResponse("A page of another site may link to this one, and load nothing of it.\n", 403)
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may take the other one
+            return PlainTextResponse("The request has two lengths.\n", 400, {"connection": "close"})
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length[:18]) > MAX_BODY_BYTES:
             return PlainTextResponse("The request is too large.\n", 413)

@@ -15,13 +15,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import validator
-from validator.files import Tree
 from validator.history.read import HistoryEntry
 from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
 from validator.report.elements import decision_status
 from validator.report.templates import environment
-from validator.service.context import MAX_PAGE, run_filter, service_of, whole_number
+from validator.service.context import MAX_OFFSET, MAX_PAGE, run_filter, service_of, whole_number
+from validator.service.files import streamed
 from validator.service.index import FILTERS
 from validator.service.live import Running
 from validator.service.pages import contrast_of
@@ -52,11 +52,7 @@ def one_run(request: Request) -> Response:
 
 def result(request: Request) -> Response:
     """A run's result.json as it is."""
-    try:
-        with Tree(service_of(request).folder(request)) as tree:
-            return Response(tree.read("result.json"), media_type="application/json")
-    except OSError as error:
-        raise HTTPException(404, "There is no result of this run yet.") from error
+    return streamed(request, service_of(request).folder(request), "result.json", media_type="application/json")
 
 
 def running(request: Request) -> Response:
@@ -198,6 +194,7 @@ def _operation(one: Endpoint) -> dict[str, Any]:
                 "content": {"application/json": {"schema": listed if one.listed else model}},
             },
             **{code: _answer(text, refused) for code, text in codes.items()},
+            "default": _answer("Any other refusal: too large, too many, a wrong method or host.", refused),
         },
     }
 
@@ -209,7 +206,9 @@ def _answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100},
-        "offset": {"type": "integer", "minimum": 0, "default": 0},
+        "offset": {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET, "default": 0},
+        "a": {"type": "string", "minLength": 1},
+        "b": {"type": "string", "minLength": 1},
     }
     schema = kinds.get(name, {"type": "string"})
     return {"name": name, "in": where, "required": required or where == "path", "schema": schema}

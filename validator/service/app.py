@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,17 +15,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from validator.errors import UserError
 from validator.service import api, pages, schedules, start
 from validator.service.access import Access, Guard
-from validator.service.context import Service, assets, page
+from validator.service.audit import AuditLog
+from validator.service.context import Service, assets, audit, page
 from validator.service.events import Feed
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
 from validator.service.tokens import Tokens
-from validator.text import clean
+from validator.text import clean, one_line
 
 _STEP_S = 1.0
 
@@ -31,7 +35,8 @@ _STEP_S = 1.0
 def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = None) -> Starlette:
     """The application of an index. `tokens` is None where everybody who reaches it may do everything; `runbooks` is a
     folder of runbooks besides those that are bundled."""
-    live, access, queue = LiveRuns(index), Access(tokens), RunQueue.beside(index.path)
+    access = Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
+    live, queue = LiveRuns(index), RunQueue.beside(index.path)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -43,7 +48,7 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
     app = Starlette(
         routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
-        exception_handlers={HTTPException: _refused, UserError: _cannot},
+        exception_handlers={HTTPException: _refused, UserError: _cannot, OSError: _unable, sqlite3.Error: _unable},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
@@ -61,11 +66,22 @@ async def _start_next(queue: RunQueue) -> None:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it alone"
-    return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
+    if error.status_code == 403:
+        audit(request, request.method, request.scope["path"], f"refused: {error.detail}")
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # Starlette names the methods of the first route of a path
+        found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
+    return _error(request, error.status_code, str(error.detail), headers)
 
 
 async def _cannot(request: Request, error: Exception) -> Response:
     return _error(request, 409, str(error), {})
+
+
+async def _unable(request: Request, error: Exception) -> Response:
+    sys.stderr.write(f"{request.scope['method']} {one_line(request.scope['path'])}: {one_line(error)}\n")
+    return _error(request, 503, "The reports folder or its index cannot be read; the server's log says why.", {})
 
 
 def _error(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:

@@ -1,15 +1,16 @@
 """Files of a run folder as the service hands them out: the report as a page, all others as text or as a download.
 
-A run folder may come from somebody else. So the address of a file is only compared with the files that are listed
-there, and what is handed out can run nothing but the script of our own reports.
+A run folder may come from somebody else. So the address of a file leads over no link and out of no folder, and what is
+handed out can run nothing but the script of our own reports.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -20,19 +21,25 @@ from validator.errors import FolderError
 from validator.files import Tree
 from validator.report.html import report_script
 from validator.report.templates import environment, policy_hash
-from validator.runs.folder import HAND_OVER, RENDERINGS, RunFolder
-from validator.runs.replay import events_of, started_runs
+from validator.runs.folder import HAND_OVER, JOURNAL, RENDERINGS, RunFolder
+from validator.runs.journal import read
+from validator.runs.replay import ending, events_of, started_runs
 from validator.service.context import service_of
 from validator.text import format_size
 
 _REPORT = "report.html"
 _MAX_REPORT = 8 << 20
-_CHUNK = 256 << 10
+_CHUNK = 64 << 10
 _TEXTS = frozenset({".log", ".txt", ".csv", ".json", ".jsonl", ".md", ".yaml", ".yml", ".xml", ".env", ".err", ".out"})
 _LOGS = frozenset({".log", ".txt", ".err", ".out"})
-_BODY = re.compile(r"<body[^>]{0,200}>")
+_BODY = re.compile(r"<body[^<>]{0,200}>")
+
+_EQUIV = re.compile("http-equiv", re.IGNORECASE)
+"""By which a page leads to another one unasked, which no policy forbids. What ours says by it, the header says too."""
 
 MAX_LISTED = 200
+_MAX_WALKED = 20_000
+"""Files and folders that are looked at for the list of a page."""
 
 
 class ListedFile(NamedTuple):
@@ -44,14 +51,15 @@ class ListedFile(NamedTuple):
 
 
 def listed_logs(folder: Path) -> tuple[tuple[ListedFile, ...], int]:
-    """The renderings of a run and its logs, as many as a page lists, and how many there are."""
+    """The renderings of a run and its logs, as many as a page lists, and how many there are among the first files."""
     first = {name: place for place, name in enumerate((*RENDERINGS, *HAND_OVER))}
     closed = _being_written(folder)
-    with Tree(folder) as tree:
+    with Tree(folder, follow=False) as tree:
         found = [
             ListedFile(entry.path, quote(entry.path), format_size(entry.bytes))
-            for entry in tree.walk()
+            for entry in islice(tree.walk(), _MAX_WALKED)
             if entry.kind == "file"
+            and entry.path.isprintable()  # others have no address, or one that shows as another
             and (entry.path in first or (PurePosixPath(entry.path).suffix in _LOGS and not entry.path.startswith(".")))
             and not entry.path.startswith(closed)
         ]
@@ -63,18 +71,11 @@ def run_file(request: Request) -> Response:
     """A file of a run folder by its path below it.
 
     Raises:
-        HTTPException: 404 for one that is not listed there, 409 for one of a run that has not ended.
+        HTTPException: 404 for one that is not there, 409 for one of a run that has not ended.
     """
     folder, wanted = service_of(request).folder(request), str(request.path_params["path"])
     if wanted == _REPORT:
         return _report(folder)
-    try:
-        with Tree(folder) as tree:
-            found = next((one for one in tree.walk() if one.kind == "file" and one.path == wanted), None)
-    except OSError as error:
-        raise HTTPException(404, "The run folder cannot be read.") from error
-    if found is None:
-        raise HTTPException(404, "No such file is in this run folder.")
     if wanted.startswith(_being_written(folder)):
         raise HTTPException(409, "The run has not ended: its files may hold secrets that are still to be removed.")
     plain = PurePosixPath(wanted).suffix in _TEXTS
@@ -82,11 +83,23 @@ def run_file(request: Request) -> Response:
     if not plain:
         headers["content-disposition"] = f"attachment; filename*=UTF-8''{quote(PurePosixPath(wanted).name, safe='')}"
     kind = "text/plain; charset=utf-8" if plain else "application/octet-stream"
-    return StreamingResponse(_chunks(folder, found.path), headers=headers, media_type=kind)
+    return streamed(request, folder, wanted, headers=headers, media_type=kind)
+
+
+def streamed(request: Request, folder: Path, path: str, **response: Any) -> Response:
+    """A file below a folder, read as its reader takes it; raises HTTPException 404 where there is none."""
+    chunks = _chunks(folder, path)
+    try:
+        if str(PurePosixPath(path)) != path:  # a second address of one file, such as `a//b`
+            raise FileNotFoundError(path)
+        first = next(chunks, b"")
+    except OSError as error:
+        raise HTTPException(404, "No such file is in this run folder.") from error
+    return StreamingResponse(() if request.method == "HEAD" else chain((first,), chunks), **response)
 
 
 def _chunks(folder: Path, path: str) -> Iterator[bytes]:
-    with Tree(folder) as tree, tree.open(path) as file:
+    with Tree(folder, follow=False) as tree, tree.open(path) as file:
         while data := file.read(_CHUNK):
             yield data
 
@@ -95,16 +108,17 @@ def _being_written(folder: Path) -> tuple[str, ...]:
     """Folders of runs that were started and have not ended: secrets are removed from their files when they have."""
     try:
         events = events_of(RunFolder.open(folder))
-    except (FolderError, OSError):
-        return ()
+    except (FolderError, OSError):  # as of a kind that is not known here
+        unread = read(folder / JOURNAL)
+        return () if not unread or ending(unread) else ("runs/",)
     return tuple(f"{spec.out}/" for spec, outcome in started_runs(events) if outcome is None)
 
 
 def _report(folder: Path) -> Response:
     """report.html as it is, below a line that leads back; of its scripts those of our reports alone run."""
     try:
-        with Tree(folder) as tree:
-            html = tree.text(_REPORT, limit=_MAX_REPORT)
+        with Tree(folder, follow=False) as tree:
+            html = _EQUIV.sub("data-equiv", tree.text(_REPORT, limit=_MAX_REPORT))
     except OSError as error:
         raise HTTPException(404, "There is no report of this run yet.") from error
     bar = environment().get_template("service/bar.html.j2").render(run=folder.name)

@@ -36,6 +36,9 @@ _FULL_S = 30.0
 
 _YOUNG_S = 60.0
 
+_MAX_ENTRY = 512 << 10
+"""Bytes of the largest entry: every page lists many of them. Those of real validations have some kilobytes."""
+
 _TABLE = """
 CREATE TABLE IF NOT EXISTS runs(
   folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, runbook TEXT NOT NULL, machine TEXT NOT NULL, host TEXT NOT NULL,
@@ -184,12 +187,13 @@ class RunIndex:
         self._open, self._young = frozenset(still_open), frozenset(young)
 
     def _store(self, name: str, stamp: str, entry: HistoryEntry | None) -> int:
-        if entry is None:
+        data = b"" if entry is None else msgspec.json.encode(entry)
+        if entry is None or len(data) > _MAX_ENTRY:
             return self._db.execute("DELETE FROM runs WHERE folder = ?", (name,)).rowcount
         texts = (entry.runbook, entry.machine, entry.host, entry.branch, entry.decision, entry.started)
         self._db.execute(
             "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (name, stamp, *texts, msgspec.json.encode(entry)),
+            (name, stamp, *texts, data),
         )
         return 1
 

@@ -5,6 +5,7 @@ One look serves every viewer. A run's files are followed as its own runner follo
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -203,6 +204,7 @@ class _Followed:
     _stamps: tuple[object, object] = (None, None)
     _events: tuple[Event, ...] = ()
     _open: OpenRun | None = None
+    _opened_by: tuple[Event, ...] | None = None
 
     def look(self, asked: StopHow | Literal[""]) -> Running | None:
         """The validation now; None where it has ended, or cannot be read. `asked` says how it was asked to stop."""
@@ -219,6 +221,8 @@ class _Followed:
         if not working and (ending(self._events) is not None or not self._undecided()):
             return None
         header = folder.header
+        # Root's service sees runners of others: what those declare is not planned, and their links lead nowhere.
+        own = working and Path(f"/proc/{runner.pid}").stat().st_uid == os.getuid()
         return Running(
             folder=self.name,
             run_id=one_line(header.run_id),
@@ -229,9 +233,9 @@ class _Followed:
             working=working,
             stopping=asked if working else "",
             elapsed=format_duration(max(0.0, utc_now().timestamp() - (unix_seconds(header.started) or 0.0))),
-            remaining=self._remaining(folder) if working else "",
+            remaining=self._remaining(folder) if own else "not known" if working else "",
             phases=tuple(self._phases(folder, working=working)),
-            run=self._run() if working else None,
+            run=self._run(folder, links=own) if working else None,
             notes=tuple(self._notes()),
         )
 
@@ -251,7 +255,6 @@ class _Followed:
                     self._report = result_in(tree)
         if stamps[0] != self._stamps[0]:
             self._events = events_of(folder)
-            self._open = open_run(folder, self._events, self._open)
         self._stamps = (stamps[0], stamps[1])
 
     def _remaining(self, folder: RunFolder) -> str:
@@ -280,8 +283,11 @@ class _Followed:
             took = format_duration(seconds) if isinstance(seconds, (int, float)) else ""
             yield LivePhase(one_line(phase.id), one_line(phase.title or phase.id, limit=200), shown.word, took)
 
-    def _run(self) -> LiveRun | None:
-        """The run that is open, followed from the event that started it."""
+    def _run(self, folder: RunFolder, *, links: bool) -> LiveRun | None:
+        """The run that is open, followed from the event that started it; over links where `links` says so."""
+        if self._opened_by is not self._events:
+            self._open = open_run(folder, self._events, self._open, links=links)
+            self._opened_by = self._events
         one = self._open
         if one is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,9 +29,11 @@ from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
 from validator.report.contrast import since_view
 from validator.report.elements import decision_status
+from validator.report.page import Page as ReportPage
 from validator.report.page import StatusView
+from validator.runs.folder import is_run_folder
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
-from validator.service.context import form_page, note, page, run_filter, service_of, whole_number
+from validator.service.context import audit, form_page, page, run_filter, service_of, whole_number
 from validator.service.events import LogName, shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
@@ -73,6 +76,7 @@ def card(one: Running) -> dict[str, Any]:
     return {"view": one, "href": f"/runs/{quote(one.folder, safe='')}/", "texts": dict(one.texts()), "run": one.run} | {
         "steps": "" if one.run is None else steps_text(one.run),
         "stop": f"/stop/{quote(one.folder, safe='')}",
+        "typed": shlex.quote(one_line(one.folder)),
     }
 
 
@@ -159,7 +163,6 @@ def run(request: Request) -> Response:
     service = service_of(request)
     folder = service.folder(request)
     entry, running = service.index.entry(folder.name), service.live.of(folder.name)
-    report = None if running else _stored(folder)
     try:
         files, count = listed_logs(folder)
     except OSError:
@@ -170,11 +173,20 @@ def run(request: Request) -> Response:
     return page(
         request, "run", run=row(entry) if entry else None, folder=folder.name,
         href=f"/runs/{quote(folder.name, safe='')}/", card=card(running) if running else None,
-        shape=shape_of([running] if running else []), page=build_page(report) if report else None,
+        shape=shape_of([running] if running else []), page=_first_screen(folder) if entry and not running else None,
         open_limit=MAX_OPEN, files=files, count=count, log=log, log_lines=LOG_LINES,
         events="/events?" + urlencode({"run": folder.name, "log": log.name}) if log.name else "/events",
         others=[row(one) for one in others], has_report=any(one.path == "report.html" for one in files),
     )  # fmt: skip
+
+
+def _first_screen(folder: Path) -> ReportPage | None:
+    """That of its report, by a result.json that the index took; None for one that cannot be shown."""
+    try:
+        report = _stored(folder)
+        return build_page(report) if report else None
+    except Exception:  # noqa: BLE001 -- parts of a result are as its trainer wrote them, and folders come from others
+        return None
 
 
 def _stored(folder: Path) -> ValidationReport | None:
@@ -200,6 +212,8 @@ def contrast_of(request: Request) -> ContrastReport | None:
     if not a or not b:
         return None
     sides = [service_of(request).known(name) for name in (a, b)]
+    if not all(map(is_run_folder, sides)):  # as logs of unknown trainers they would be read, for minutes
+        raise HTTPException(409, "Only run folders can be compared: there is no run.json.")
     if not _COMPARING.acquire(blocking=False):
         raise HTTPException(503, "Other runs are being compared: try again.", {"retry-after": "5"})
     try:
@@ -240,8 +254,7 @@ def ask_stop(request: Request) -> Response:
 async def stop(request: Request) -> Response:
     """Stop a validation, as its page asked for."""
     require(request, "run")
-    service = service_of(request)
-    form = await form_of(request)
+    service, form = service_of(request), await form_of(request)
     service.access.require_own_form(request, form)
     how = _HOW.get(form.get("how", ""))
     if how is None:
@@ -250,8 +263,9 @@ async def stop(request: Request) -> Response:
     try:
         await run_in_threadpool(service.live.stop, folder, how)
     except (UserError, OSError) as error:
+        audit(request, how, folder.name, f"failed: {error}")
         raise HTTPException(409, clean(str(error))) from error
-    note(request, f"asked for {how} of {folder.name}")
+    audit(request, how, folder.name)
     return RedirectResponse(f"/runs/{quote(folder.name, safe='')}/", 303)
 
 
@@ -273,7 +287,10 @@ async def log_in(request: Request) -> Response:
     address = request.client.host if request.client else ""
     token = await run_in_threadpool(service.access.checked, form.get("token", ""), address)
     if token is None or not token.allows("read"):
+        if token is not None:
+            audit(request, "log in", outcome="refused: it may not read", who=token.name)
         return page(request, "login", status=403, next=target, wrong=True)
+    audit(request, "log in", who=token.name)
     response = RedirectResponse(target, 303)
     set_cookie(response, service.access.log_in(form["token"]), secure=request.scope["scheme"] == "https")
     return response
@@ -284,6 +301,7 @@ async def log_out(request: Request) -> Response:
     service, form = service_of(request), await form_of(request)
     service.access.require_own_form(request, form)
     service.access.log_out(visitor_of(request).session)
+    audit(request, "log out")
     response = RedirectResponse("/login", 303)
     set_cookie(response, "", secure=request.scope["scheme"] == "https")
     return response

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
+import resource
 import socket
+import ssl
+import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,12 +27,18 @@ from validator.service.tokens import Tokens
 from validator.service.webhooks import Webhooks, read_secret
 
 _HEADERS_S = 15.0
+_TAKEN_S = 60.0
 _END_S = 5
-_MAX_CONNECTIONS = 400
+_MAX_CONNECTIONS, _MAX_OF_ONE = 400, 200
+"""Of all, and of one other machine: one that opens many and says nothing must not keep others out."""
 
 
 class ListenError(UserError):
     """An address that the service must not or cannot listen on; the message says why and what to do."""
+
+
+class TlsError(UserError):
+    """A certificate or a key that cannot be used; the message names the file and the fix."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -65,6 +75,35 @@ def tokens_for(host: str, given: Path | None) -> Tokens | None:
     return tokens
 
 
+def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What connections are encrypted by; None where neither file is given.
+
+    Args:
+        cert: the certificate in PEM, followed by those between it and its root.
+        key: its private key in PEM, without a passphrase, which nobody but its owner may read: of root also its group.
+
+    Raises:
+        TlsError: when a file is missing, open to others, or not what it has to be.
+    """
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise TlsError("--tls-cert and --tls-key belong together: give both, or neither")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        status, _ = key.stat(), cert.stat()
+        context.load_cert_chain(cert, key, password="")  # without one OpenSSL would ask the terminal
+    except OSError as error:
+        why = f"{error.filename or 'one of them'}: {error.strerror}"
+        raise TlsError(
+            f"--tls-cert {cert} and --tls-key {key} must be a certificate and its key without a passphrase, in PEM "
+            f"({why}); look at them by `openssl x509 -in {cert}` and `openssl pkey -in {key}`"
+        ) from error
+    if stat.S_IMODE(status.st_mode) & (0o037 if status.st_uid == 0 else 0o077):
+        raise TlsError(f"--tls-key {key} is open to other users; chmod 600 {key}")
+    return context
+
+
 class _Connection(H11Protocol):
     """A connection that is closed when the head of a request takes too long: many that say little cost a server all."""
 
@@ -73,6 +112,10 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._late = self.loop.call_later(_HEADERS_S, transport.abort)
+        address = self.client[0] if self.client else ""
+        others = [getattr(one, "client", None) for one in self.connections]
+        if sum(one is not None and one[0] == address for one in others) > _MAX_OF_ONE and not is_loopback(address):
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -89,6 +132,15 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
 
+def _notify(state: str) -> None:
+    """Send a state such as `READY=1` to the manager that started this process; nothing happens without one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        address = f"\0{address[1:]}" if address.startswith("@") else address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending, suppress(OSError):
+            sending.sendto(state.encode(), address)
+
+
 class _Server(uvicorn.Server):
     """A server that ends by a signal as well as by itself: open streams are closed, and the exit code is 0."""
 
@@ -99,9 +151,10 @@ class _Server(uvicorn.Server):
         self._ending = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remember the loop that streams are closed in."""
+        """Remember the loop that streams are closed in, and say that requests are answered."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        _notify("READY=1")
 
     async def main_loop(self) -> None:
         """Wait for the end. uvicorn's own wakes ten times a second, which is most of what an idle server costs."""
@@ -124,6 +177,8 @@ def bound(host: str, port: int) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
+        # What is sent and not taken for so long ends the connection; those that are accepted inherit it.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_TAKEN_S * 1000))
         made.listen()  # whoever reads the address may come at once
     except OSError as error:
         raise Unable(f"--listen {host}:{port}: {error.strerror or error}; choose another port") from error
@@ -140,6 +195,7 @@ def serve(
     webhook: Sequence[str] = (),
     webhook_secret: Path | None = None,
     public_url: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve the run folders below `reports` until SIGTERM or Ctrl-C, and start the runbooks of a folder.
 
@@ -157,25 +213,30 @@ def serve(
     if runbooks is not None and not runbooks.is_dir():
         raise FolderError(f"--runbooks {runbooks} is no folder; give the one with your runbooks, or leave it out")
     made = bound(host, port)
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection that gets a file holds three
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 4 * _MAX_CONNECTIONS)), most))
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
     app = make_app(index, tokens, runbooks)
-    at = f"[{host}]" if ":" in host else host
-    address = f"http://{at}:{made.getsockname()[1]}"
-    state = index_path(reports).with_suffix(".webhooks.jsonl")
-    webhooks = Webhooks(webhook, key, index, state=state, address=public_url.rstrip("/") or address)
-    webhooks.start()
+    at = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}/"
     who = "a token is needed" if tokens else "no token is needed"
-    sys.stderr.write(f"serving {index.reports} at {address}/ ({who}); Ctrl-C ends it\n")
-    make_server(app).run(sockets=[made])
+    app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))
+    sys.stderr.write(f"serving {index.reports} at {at} ({who}); Ctrl-C ends it\n")
+    state = index_path(reports).with_suffix(".webhooks.jsonl")
+    webhooks = Webhooks(webhook, key, index, state=state, address=(public_url or at).rstrip("/"))
+    webhooks.start()
+    make_server(app, tls).run(sockets=[made])
     webhooks.close()
 
 
-def make_server(app: Starlette) -> uvicorn.Server:
+def make_server(app: Starlette, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
     """The server of an application, with the limits that do not depend on what is asked."""
     options: dict[str, Any] = {"http": _Connection, "ws": "none", "lifespan": "on", "loop": "asyncio"}
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_END_S,
-        limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10, **options,
+        limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10,
+        forwarded_allow_ips=["127.0.0.1", "::1"], **options,
     )  # fmt: skip
+    config.load()
+    config.ssl = tls
     return _Server(config, app)

@@ -17,7 +17,7 @@ from typing import Literal
 from validator.errors import Unable
 from validator.runs.folder import RunFolder, Runner
 from validator.runs.replay import events_of, last_runner
-from validator.system.processes import catches
+from validator.system.processes import catches, proc_fields
 
 StopHow = Literal["stop", "halt"]
 """`stop` lets the trainer checkpoint within its grace period; `halt` waits for nothing."""
@@ -27,7 +27,10 @@ _BETWEEN_S = 0.5
 
 
 def works_on(runner: Runner, folder: RunFolder) -> bool:
-    """Whether the runner lives on this machine and has the folder's journal open."""
+    """Whether the runner lives on this machine and has the folder's journal open for writing.
+
+    To read it is not enough: this server does, and a folder that was handed in may name the server as its runner.
+    """
     if not runner.alive():
         return False
     with suppress(OSError), folder.tree() as tree:
@@ -35,9 +38,15 @@ def works_on(runner: Runner, folder: RunFolder) -> bool:
         with os.scandir(f"/proc/{runner.pid}/fd") as opened:
             for entry in opened:
                 with suppress(OSError):  # closed meanwhile
-                    if os.path.samestat(Path(entry.path).stat(), journal):
+                    if os.path.samestat(Path(entry.path).stat(), journal) and _writes(runner.pid, entry.name):
                         return True
     return False
+
+
+def _writes(pid: int, fd: str) -> bool:
+    """Whether a process has opened a file for more than reading."""
+    flags = dict(proc_fields(f"/proc/{pid}/fdinfo/{fd}")).get("flags", "0")
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def request_stop(folder: RunFolder, how: StopHow) -> Runner:

@@ -246,8 +246,13 @@ class OpenRun(NamedTuple):
         return values if silent_s is None else (*values, ("Last sign of life", f"{format_duration(silent_s)} ago"))
 
 
-def open_run(folder: RunFolder, events: Sequence[Event], before: OpenRun | None) -> OpenRun | None:
-    """The run that is open by the journal: the one before while it is the same attempt; None where none is."""
+def open_run(
+    folder: RunFolder, events: Sequence[Event], before: OpenRun | None, *, links: bool = True
+) -> OpenRun | None:
+    """The run that is open by the journal: the one before while it is the same attempt; None where none is.
+
+    Its table and heartbeat are followed over links where `links` says so.
+    """
     opened = [spec for spec, outcome in started_runs(events) if outcome is None]
     if not opened:
         return None
@@ -255,7 +260,8 @@ def open_run(folder: RunFolder, events: Sequence[Event], before: OpenRun | None)
     started = [one.fields for one in events if one.event == "attempt_started" and one.fields.get("run") == spec.id]
     if before is not None and (before.spec, before.attempts) == (spec, len(started)):
         return before
-    follower = RunFollower(out, spec.metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES, newest=_NEWEST)
+    metrics = spec.metrics if links else spec.metrics.model_copy(update={"link_roots": ()})
+    follower = RunFollower(out, metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES, newest=_NEWEST)
     latest = started[-1] if started else {}
     logs = RunLogs(out, latest.get("pid") or 0, str(latest.get("marker")), named=folder.header.runbook.secrets)
     return OpenRun(spec, len(started), follower, Pace(started=time.monotonic()), MachineSamples(out), logs)
