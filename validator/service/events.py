@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from validator.service.live import LiveRuns, Running
 from validator.service.queue import RunQueue
 
-_INTERVAL_S = 0.7
+_INTERVAL_S = 0.8
 _SIGN_S = 15.0
 """Time between two signs of life, which proxies wait for; the viewer's rights are looked at as often."""
 

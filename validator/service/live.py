@@ -37,7 +37,7 @@ from validator.text import (
 )
 from validator.times import unix_seconds, utc_now
 
-_LOOK_S = 0.5
+_LOOK_S = 0.6
 """How long a look serves every viewer."""
 
 _FORGET_S = 30.0
