@@ -21,6 +21,7 @@ from validator.service import api, pages, schedules, start
 from validator.service.access import Access, Guard
 from validator.service.context import Service, assets, page
 from validator.service.events import Feed
+from validator.service.inbox import Inbox
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
@@ -49,7 +50,8 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
-    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, assets())
+    inbox = Inbox(index.reports)
+    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, assets(), inbox)
     return app
 
 
