@@ -78,7 +78,7 @@ class Manifest(Frozen):
 
     def difference(self, root: Path) -> str | None:
         """By what a run folder differs from this one; None where all files are the same. Only own files are named."""
-        with Tree(root) as tree:
+        with Tree(root, follow=False) as tree:
             there = {
                 entry.path: entry.bytes for entry in tree.walk() if entry.kind == "file" and entry.path not in _OWN
             }

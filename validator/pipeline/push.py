@@ -28,8 +28,11 @@ from validator.runs.replay import ending, events_of, last_runner
 from validator.system.host import is_loopback
 from validator.text import clean, format_duration
 
-CHUNK = 4 << 20
-"""Bytes of one request."""
+CHUNK = 1 << 20
+"""Bytes of one request: what proxies take that are not configured, and what is repeated after a break behind them."""
+
+_CHUNK_FILES = 100
+"""Files of one request: each of them is synced before it is answered."""
 
 _PIECE = 64 << 10
 _ANSWER_S = 60.0
@@ -193,7 +196,8 @@ class _Sending:
             if not self._upload or self.place.file >= len(files):
                 self._take(self._ask("POST", "", self._manifest.model_dump_json().encode()))
             else:
-                length = min(CHUNK, sum(one.bytes for one in files[self.place.file :]) - self.place.offset)
+                next_files = files[self.place.file : self.place.file + _CHUNK_FILES]
+                length = min(CHUNK, sum(one.bytes for one in next_files) - self.place.offset)
                 path = f"/{self._upload}?file={self.place.file}&offset={self.place.offset}"
                 self._take(self._ask("PUT", path, self._chunk(length), length))
         except ssl.SSLCertVerificationError as error:
