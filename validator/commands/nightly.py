@@ -150,9 +150,12 @@ def run(name: JobName) -> None:
     from validator.nightly import job, settings
 
     with reported():
-        ended = job.run_job(settings.load(name))
+        night = settings.load(name)
+        ended = job.run_job(night)
     typer.echo(f"{ended.name}: {ended.decision.replace('_', '-')}: {ended.why}", err=True)
     typer.echo(ended.folder or ended.log, err=True)
+    if unsent := settings.unsent_runs(night):
+        typer.echo(f"not pushed yet: {', '.join(unsent)}; {ended.log} has why", err=True)
     raise typer.Exit(ended.exit_code)
 
 

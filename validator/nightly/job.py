@@ -230,12 +230,12 @@ def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
 
 
 def _hand_in(job: Nightly, run: NightlyRun) -> Iterator[str]:
-    """Push what earlier starts could not, and this run; what cannot be pushed now waits for the next start."""
+    """Push this run, then what earlier starts could not; what cannot be pushed now waits for the next start."""
     new = [run.run_id] if run.run_id and run.decision != ExitCode.UNABLE.name else []
     waiting = list(dict.fromkeys((*unsent_runs(job), *new)))[-_UNSENT_KEPT:]
     replace_file(Path(job.state) / UNSENT, json.dumps(waiting))
     to, until = push_destination(job), time.monotonic() + _PUSH_S
-    for name in tuple(waiting):
+    for name in waiting[::-1]:
         lines: list[str] = []
         try:
             push(Path(job.out) / name, to, say=lines.append, limit_s=until - time.monotonic())

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -204,9 +205,10 @@ class _Upload:
 def _size(tree: Tree, path: str) -> int:
     """The size of a regular file; -1 where there is none."""
     try:
-        return tree.stat(path).st_size if tree.has_file(path) else -1
+        found = tree.stat(path)
     except OSError:
         return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
 
 
 @contextmanager
