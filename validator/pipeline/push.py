@@ -145,12 +145,14 @@ def push(root: Path, to: Destination, *, say: Callable[[str], None], limit_s: fl
     until, best, failures, breaks = time.monotonic() + limit_s, _Needed(0, -1), 0, 0
     with closing(_Sending(root, manifest, to)) as sending:
         while True:
-            broken = sending.step()
+            last, broken = sending.place, sending.step()
             if sending.stored:
                 total = sum(one.bytes for one in manifest.files)
                 return Pushed(manifest.run, len(manifest.files), total, left_out, breaks)
-            failures = 0 if sending.place > best else failures + 1
-            best = max(best, sending.place)
+            if sending.place > best:
+                best, failures = sending.place, 0
+            elif broken or sending.place < last or (sending.place == last and not sending.asked):
+                failures += 1
             late = time.monotonic() > until
             why = broken or ("the time is over" if late else "it makes no progress")
             if failures > _ATTEMPTS or late:
@@ -174,10 +176,13 @@ def _ended_run(root: Path) -> str:
 
 
 class _Sending:
-    """One run on its way: `place` is where the service needs more, `stored` whether it has all of it."""
+    """One run on its way.
+
+    `place` is where the service needs more, `stored` whether it has all, `asked` whether the last step was to ask this.
+    """
 
     def __init__(self, root: Path, manifest: Manifest, to: Destination) -> None:
-        self.place, self.stored = _Needed(0, -1), False
+        self.place, self.stored, self.asked = _Needed(0, -1), False, False
         self._root, self._manifest, self._to = root, manifest, to
         self._upload = ""
         self._connection = to.connection()
@@ -193,7 +198,8 @@ class _Sending:
         """
         files = self._manifest.files
         try:
-            if not self._upload or self.place.file >= len(files):
+            self.asked = not self._upload or self.place.file >= len(files)
+            if self.asked:
                 self._take(self._ask("POST", "", self._manifest.model_dump_json().encode()))
             else:
                 next_files = files[self.place.file : self.place.file + _CHUNK_FILES]

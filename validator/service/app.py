@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from validator.errors import UserError
@@ -46,7 +46,13 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
     app = Starlette(
         routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
-        exception_handlers={HTTPException: _refused, UserError: _cannot, OSError: _unable, sqlite3.Error: _unable},
+        exception_handlers={
+            HTTPException: _refused,
+            UserError: _cannot,
+            ClientDisconnect: _left,
+            OSError: _unable,
+            sqlite3.Error: _unable,
+        },
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
@@ -75,6 +81,10 @@ async def _cannot(request: Request, error: Exception) -> Response:
 async def _unable(request: Request, error: Exception) -> Response:
     sys.stderr.write(f"{request.scope['method']} {one_line(request.scope['path'])}: {one_line(error)}\n")
     return _error(request, 503, "The reports folder or its index cannot be read; the server's log says why.", {})
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # which nobody gets: who sent half a request is gone, and that is no error here
 
 
 def _error(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:

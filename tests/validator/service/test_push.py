@@ -6,11 +6,14 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.testclient import TestClient
@@ -90,6 +93,20 @@ def test_a_push_that_is_cut_at_twenty_random_places_arrives_whole(tmp_path: Path
     assert content_of(reports / run.name) == content_of(run)
     assert list((reports / ".push").iterdir()) == []
     assert json.loads((reports / run.name / ".pushed").read_text())["by"] == "loopback"
+
+
+def test_half_a_request_is_no_error_of_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with served(tmp_path / "reports") as address:
+        where = urlsplit(address)
+        for method, path in (("POST", "/api/v1/push"), ("POST", "/login"), ("PUT", f"/api/v1/push/{'0' * 64}")):
+            with socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=10) as cut:
+                kind = "application/x-www-form-urlencoded"
+                head = (
+                    f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 9\r\n\r\nx"
+                )
+                cut.sendall(head.encode())
+        assert client(tmp_path / "reports").get("/").status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_two_servers_share_a_folder_and_an_upload(tmp_path: Path) -> None:
@@ -426,6 +443,28 @@ def test_a_file_that_changes_while_it_is_sent_is_named(
     with served(tmp_path / "reports") as address, pytest.raises(FolderError, match="is being written"):
         send(run, address)
     assert not (tmp_path / "reports" / run.name).exists()
+
+
+@pytest.mark.parametrize("damaged", [3, 1000])
+def test_bytes_that_are_damaged_on_the_way_are_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: int
+) -> None:
+    run, chunk, sent = make_ended(tmp_path / "here", files=files_of(1, 3 << 20)), sending._Sending._chunk, list[int]()
+
+    def damage(self: sending._Sending, length: int) -> Iterator[bytes]:
+        sent.append(length)
+        for data in chunk(self, length):
+            yield data if len(sent) > damaged else bytes([data[0] ^ 1]) + data[1:]
+
+    monkeypatch.setattr(sending._Sending, "_chunk", damage)
+    with served(tmp_path / "reports") as address:
+        if damaged > 100:
+            with pytest.raises(Unable, match="has another checksum than in the manifest"):
+                send(run, address)
+            assert not (tmp_path / "reports" / run.name).exists()
+        else:
+            assert send(run, address).breaks > 0
+            assert content_of(tmp_path / "reports" / run.name) == content_of(run)
 
 
 @pytest.mark.parametrize(
