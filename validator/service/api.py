@@ -216,7 +216,7 @@ def _operation(one: Endpoint) -> dict[str, Any]:
         + [_parameter(name, "query", required=name in ("a", "b")) for name in one.query],
         "responses": {
             one.status: _answer("OK", listed if one.listed else model),
-            **{code: _answer(text, refused) for code, text in (codes | one.refusals).items()},
+            **{code: _answer(text, refused) for code, text in {**codes, **one.refusals}.items()},
         },
     }
 
