@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from tests.validator.report import samples
@@ -24,6 +25,11 @@ from validator.service.tokens import Tokens
 __all__ = ["BreakingProxy", "content_of", "make_ended", "served"]
 
 
+@cache
+def _go_result() -> str:
+    return render_json(samples.go())
+
+
 def make_ended(parent: Path, *, files: dict[str, bytes] | None = None, decision: str = "GO") -> Path:
     """A run folder of another machine that has ended, with more files."""
     folder, journal = make_running(parent)
@@ -31,7 +37,7 @@ def make_ended(parent: Path, *, files: dict[str, bytes] | None = None, decision:
         journal.append("finished", finished=folder.header.started, duration_s=1.0)
     header = json.loads((folder.root / "run.json").read_text(encoding="utf-8"))
     (folder.root / "run.json").write_text(json.dumps({**header, "host": "gpu7"}), encoding="utf-8")
-    result = json.loads(render_json(samples.go()))
+    result = json.loads(_go_result())
     result |= {"run_id": folder.header.run_id, "decision": decision}
     (folder.root / "result.json").write_text(json.dumps(result), encoding="utf-8")
     for path, data in (files or {}).items():
