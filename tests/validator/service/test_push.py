@@ -206,6 +206,12 @@ def run(tmp_path: Path) -> Path:
     return make_ended(tmp_path / "here", files={"runs/first/r1/out.log": b"step 1\n"})
 
 
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The manifest of a run, for tests that send no more."""
+    return manifest_json(make_ended(tmp_path_factory.mktemp("described")))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -233,10 +239,10 @@ def run(tmp_path: Path) -> Path:
     ],
 )
 def test_a_manifest_names_only_what_a_run_folder_holds(
-    tmp_path: Path, run: Path, changes: dict[str, Any], said: str
+    tmp_path: Path, described: dict[str, Any], changes: dict[str, Any], said: str
 ) -> None:
-    found = manifest_json(run)
-    found["files"].append({"path": "more", "bytes": 1, "mtime_ns": 0, "sha256": "0" * 64, **changes})
+    more = {"path": "more", "bytes": 1, "mtime_ns": 0, "sha256": "0" * 64, **changes}
+    found = {**described, "files": [*described["files"], more]}
     answer = client(tmp_path / "reports").post("/api/v1/push", json=found)
     assert (answer.status_code, said in answer.json()["error"]) == (422, True), answer.text
     assert not (tmp_path / "reports" / ".push").exists()
@@ -245,8 +251,8 @@ def test_a_manifest_names_only_what_a_run_folder_holds(
 @pytest.mark.parametrize(
     "name", ["../x", ".push", "index.html", "sample-1", "20260101T000000Z-a/b", "20260101T000000Z-..\n", "", "x" * 300]
 )
-def test_a_run_has_the_name_that_a_run_gets(tmp_path: Path, run: Path, name: str) -> None:
-    answer = client(tmp_path / "reports").post("/api/v1/push", json={**manifest_json(run), "run": name})
+def test_a_run_has_the_name_that_a_run_gets(tmp_path: Path, described: dict[str, Any], name: str) -> None:
+    answer = client(tmp_path / "reports").post("/api/v1/push", json={**described, "run": name})
     assert answer.status_code == 422, answer.text
 
 
