@@ -15,7 +15,8 @@ $(STAMP): pyproject.toml nsa/pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/validator run runbooks/smoke_cpu.yaml
+	@$(BIN)/validator run runbooks/smoke_cpu.yaml; code=$$?; echo; \
+		echo "This run and all later ones as pages, at http://127.0.0.1:8700/: $(BIN)/validator serve"; exit $$code
 
 test: $(STAMP) lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

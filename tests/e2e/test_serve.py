@@ -28,7 +28,8 @@ phases:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for a user's settings and runs."""
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path))
+        # Not where commands start: `-m validator` would find a folder of that name before an editable install.
+        monkeypatch.setenv(name, str(tmp_path / "own"))
     (tmp_path / "reports").mkdir()
     (tmp_path / "waits.yaml").write_text(RUNBOOK, encoding="utf-8")
     return tmp_path

@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "watch": ("watch", "{trainer}", "--halt", "--interval", "1s"),
     "resume": ("run", "--resume", "{run}", "--no-lock"),
     "export": ("export", "{run}", "--to", "otel", "--uri", "http://127.0.0.1:9"),
+    "serve": ("serve", "{reports}", "{out}"),
     "report of a neighbor": ("report", "{reports}/{neighbor}"),
 }
 """What is run on a hostile folder, by a name; the words are filled in."""
@@ -66,6 +67,7 @@ _IMPORTED = (
     *("validator.secrets.pseudonyms", "validator.pipeline.inspect", "validator.supervise.watch"),
     *("validator.startup", "validator.history.store", "validator.commands.report", "validator.commands.inspect"),
     *(f"validator.commands.{name}" for name in ("compare", "baseline", "bisect", "export", "history", "watch", "run")),
+    "tests.fuzz.service",
     *("pydantic.type_adapter", "typer._click.decorators"),
 )
 
@@ -241,6 +243,9 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
             os.dup2(source, target)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (MACHINE_BYTES, MACHINE_BYTES))
+        if words[0] == "serve":
+            _ask_every_page(Path(words[1]), Path(words[2]))
+            os._exit(0)
         if by_process:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background ignores it
             os.execv(sys.executable, [sys.executable, "-m", "validator", *words])
@@ -259,6 +264,13 @@ def _child(words: Sequence[str], scratch: Path, said: Path, *, by_process: bool)
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _ask_every_page(reports: Path, out: Path) -> None:
+    """What `validator serve` answers, whose own command would not end."""
+    from tests.fuzz.service import every_page
+
+    every_page(reports, out)
 
 
 def _nothing_is_started() -> None:

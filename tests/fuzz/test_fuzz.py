@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,10 @@ from tests.fuzz.folders import RANKS, STEPS, Whole, decision_of, play_folder
 from tests.fuzz.hostile import COMMANDS, Place, import_everything, play_hostile
 from tests.fuzz.oracle import is_damaged
 from tests.fuzz.runbooks import play_runbook, sources
+from tests.fuzz.service import play_requests
+from tests.validator.history.folders import make_run
+from validator.service.app import make_app
+from validator.service.index import RunIndex
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,14 @@ def test_no_hostile_folder_does_harm(tmp_path: Path) -> None:
     assert len({case.command for case in cases}) > len(COMMANDS) // 3
     assert {0, 2} <= {case.code for case in cases}, "some are judged, and some are refused"
     subprocess.run(["rm", "-rf", "--", str(tmp_path / "scratch")], check=True)  # deeper than pytest can remove
+
+
+def test_no_request_of_the_api_is_answered_otherwise_than_described(tmp_path: Path) -> None:
+    names = [make_run(tmp_path / "reports", number).name for number in range(3)]
+    with closing(RunIndex(tmp_path / "reports", tmp_path / "index.sqlite")) as index:
+        cases = play_requests(make_app(index, None), random.Random(1), 300, runs=names)
+    assert [case for case in cases if case.problem] == []
+    assert {200, 400, 404, 405, 409} <= {case.status for case in cases}
 
 
 def test_no_damaged_runbook_raises(tmp_path: Path) -> None:

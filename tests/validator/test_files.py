@@ -159,6 +159,7 @@ _ALLOWED = {
     "bisect/side.py": "a config that the operator names, read as YAML by parse_yaml",
     "bisect/work.py": "a folder that the command has just made",
     "kinds/storage.py": "the disk that it measures, /proc, and what its own process printed",
+    "service/audit.py": "its own log, added to under a lock",
     "service/queue.py": "the queue in the user's own state folder, and the operator's own runbook",
     "service/tokens.py": "the operator's own tokens, whose mode it checks",
     "supervise/lock.py": "the private folder of locks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,8 @@ def command(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Ask for a token of this file, on loopback as well.")
     ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate in PEM: speak TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
     runbooks: Annotated[
         Path | None,
         typer.Option(
@@ -32,14 +35,20 @@ def command(
         ),
     ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
+    print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit of this command.")] = False,
 ) -> None:
     """Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics."""
     missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
     if missing:
         what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
         raise fail(what, as_json=False, code=ExitCode.UNABLE)
-    from validator.service.serve import serve
+    from validator.nightly.schedule import serve_unit
+    from validator.service.serve import serve, tls_context
 
     with reported():
+        if print_unit:
+            typer.echo(serve_unit(reports, [word for word in sys.argv[2:] if word != "--print-unit"]))
+            return
         own = Path("runbooks") if runbooks is None and Path("runbooks").is_dir() else runbooks
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, runbooks=own)
+        tls = tls_context(tls_cert, tls_key)
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, runbooks=own, tls=tls)

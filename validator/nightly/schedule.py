@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Literal
 
 from validator.errors import Unable
 from validator.files import user_folder
-from validator.nightly.settings import DAYS, Nightly, save
+from validator.nightly.settings import CARRIED, DAYS, Nightly, save
+from validator.startup import shipped
 
 _MARK = "# validator-nightly:"
 
@@ -50,11 +52,17 @@ def _start_command(job: Nightly) -> tuple[str, ...]:
 # systemd
 
 
-def _unit_quoted(arguments: Sequence[str]) -> str:
-    """A command as unit files want it."""
-    return " ".join(
-        '"' + w.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"' for w in arguments
-    )
+def unit_value(text: str) -> str:
+    """A path or another text as unit files want it; raises ScheduleError for one that would begin another line."""
+    if not text.isprintable():
+        raise ScheduleError(f"{text!r} holds a control character, which no unit can hold; rename it")
+    return text.replace("%", "%%")
+
+
+def unit_quoted(arguments: Sequence[str]) -> str:
+    """A command as unit files want it; raises as `unit_value` does."""
+    words = (unit_value(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$") for word in arguments)
+    return " ".join(f'"{word}"' for word in words)
 
 
 def service(job: Nightly, *, system: bool) -> str:
@@ -68,8 +76,8 @@ After={order}
 {network}
 [Service]
 Type=oneshot
-WorkingDirectory={str(_start_folder(job)).replace("%", "%%")}
-ExecStart={_unit_quoted(_start_command(job))}
+WorkingDirectory={unit_value(str(_start_folder(job)))}
+ExecStart={unit_quoted(_start_command(job))}
 # A NO-GO (1) and an INCONCLUSIVE (3) are decisions; the service fails when there was none.
 SuccessExitStatus=1 3
 KillMode=control-group
@@ -92,6 +100,31 @@ AccuracySec=1s
 [Install]
 WantedBy=timers.target
 """
+
+
+def serve_unit(reports: Path, arguments: Sequence[str]) -> str:
+    """The unit of `validator serve` with these arguments, started in this folder by this Python.
+
+    It is one for root's manager where root asks, and for the user's own elsewhere.
+
+    Raises:
+        ScheduleError: when a path holds a character that no unit can hold.
+    """
+    script = Path(sys.executable).with_name("validator")
+    start = (str(script),) if script.is_file() else (sys.executable, "-m", "validator")
+    carried = [
+        f"{name}={os.environ[name]}" for name in (*CARRIED, "XDG_CONFIG_HOME", "XDG_STATE_HOME") if name in os.environ
+    ]
+    root = os.geteuid() == 0
+    template = (shipped("templates") / "service" / "unit.service").read_text(encoding="utf-8").rstrip()
+    return template.format(
+        reports=unit_value(str(reports.absolute())),
+        command=unit_quoted((*start, "serve", *arguments)),
+        folder=unit_value(str(Path.cwd())),
+        environment="\n".join(f"Environment={unit_quoted((one,)).replace('$$', '$')}" for one in carried),
+        protection="ProtectSystem=full\n" if root else "",  # a user's own manager needs a namespace of users for it
+        target="multi-user.target" if root else "default.target",
+    )
 
 
 @dataclass(frozen=True)

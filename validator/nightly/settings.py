@@ -34,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
-_CARRIED = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "HF_HOME", "VIRTUAL_ENV", "LANG")
+CARRIED = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "HF_HOME", "VIRTUAL_ENV", "LANG")
 """What a timer's environment lacks and a validation may need."""
 
 
@@ -134,7 +134,7 @@ def new_job(**given: Any) -> Nightly:
     Raises:
         NightlyError: when a setting cannot be.
     """
-    carried = {name: os.environ[name] for name in _CARRIED if name in os.environ}
+    carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
     state = str(state_dir() / given["name"])
     try:
         return Nightly(cwd=str(Path.cwd()), python=sys.executable, environment=carried, state=state, **given)

@@ -204,7 +204,7 @@ class _Sending:
             else:
                 next_files = files[self.place.file : self.place.file + _CHUNK_FILES]
                 length = min(CHUNK, sum(one.bytes for one in next_files) - self.place.offset)
-                path = f"/{self._upload}?file={self.place.file}&offset={self.place.offset}"
+                path = f"/{self._upload}?file={self.place.file}&at={self.place.offset}"
                 self._take(self._ask("PUT", path, self._chunk(length), length))
         except ssl.SSLCertVerificationError as error:
             raise Unable(f"{self._to.url}: {error.verify_message}; --ca-file names certificates to trust") from error

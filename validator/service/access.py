@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from validator.service.audit import AuditLog
 from validator.service.tokens import Role, Token, TokenError, Tokens
 
 COOKIE = "validator_session"
@@ -75,8 +76,8 @@ class Visitor:
 
     @property
     def name(self) -> str:
-        """For the log."""
-        return self.token.name if self.token is not None else "loopback"
+        """For the log; empty for one who needs a token and has none."""
+        return self.token.name if self.token is not None else "" if self.needs_token else "loopback"
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Access:
     """Sessions, failures and the key of forms; `tokens` is None where none are needed."""
 
     tokens: Tokens | None
+    audit: AuditLog
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _sessions: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _failures: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
@@ -110,6 +112,7 @@ class Access:
         if found is None and len(recent) >= _MAX_FAILURES:
             raise HTTPException(429, "Too many wrong tokens: wait a minute.", {"retry-after": "60"})
         if found is None:
+            self.audit.write(who="", address=address, action="token", outcome="wrong")
             self._failures[address] = [*recent, now]
             self._failures.move_to_end(address)
             while len(self._failures) > _MAX_SESSIONS:
@@ -232,6 +235,9 @@ class Guard:
             refused = self._refusal(scope)
         except HTTPException as error:
             refused = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+        if isinstance(refused, PlainTextResponse) and scope["path"].startswith("/api/"):
+            kept = {name: value for name, value in refused.headers.items() if name in ("retry-after", "connection")}
+            refused = JSONResponse({"error": bytes(refused.body).decode().strip()}, refused.status_code, kept)
         if refused is not None:
             await refused(scope, receive, sending)
             return
@@ -243,7 +249,8 @@ class Guard:
         headers, path = Headers(scope=scope), str(scope["path"])
         if self._access.tokens is None and _host(headers.get("host", "")) not in LOOPBACK:
             return PlainTextResponse("Without tokens only names of this machine are answered: use 127.0.0.1.\n", 421)
-        if self._access.tokens is None and any(name in headers for name in _PROXIED):
+        proxied = scope["http_version"] == "1.0" or any(name in headers for name in _PROXIED)  # 1.0 is nginx's own
+        if self._access.tokens is None and proxied:
             return PlainTextResponse("A proxy passes this on: start the service with --token-file.\n", 421)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
             return PlainTextResponse("The address is too long.\n", 414)

@@ -20,10 +20,10 @@ import validator
 from validator.history.read import HistoryEntry
 from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
-from validator.pipeline.manifest import Manifest
+from validator.pipeline.manifest import MAX_FILE_BYTES, MAX_FILES, Manifest
 from validator.report.elements import decision_status
 from validator.report.templates import environment
-from validator.service.context import MAX_PAGE, run_filter, service_of, whole_number
+from validator.service.context import MAX_OFFSET, MAX_PAGE, run_filter, service_of, whole_number
 from validator.service.files import streamed
 from validator.service.inbox import Receipt
 from validator.service.index import FILTERS
@@ -137,9 +137,7 @@ _NOT_QUEUED = {"404": "No such runbook.", "409": "This machine cannot run it.", 
 _NOT_PUSHED = {
     "404": "No such upload.",
     "409": "Another run has this name, or the upload is at another place.",
-    "413": "The request is too large.",
     "422": "The manifest or the run is none that can be stored.",
-    "503": "Too much is being pushed.",
     "507": "The disk has no room.",
 }
 _RUNS_QUERY = (*FILTERS, "limit", "offset")
@@ -152,9 +150,7 @@ ENDPOINTS = (
     Endpoint("/queue", list_queue, QueueEntry, (), "queue"),
     Endpoint("/queue", enqueue, QueueEntry, method="post", body=QueueRequest, refusals=_NOT_QUEUED, status="201"),
     Endpoint("/push", begin_push, Receipt, method="post", body=Manifest, refusals=_NOT_PUSHED),
-    Endpoint(
-        "/push/{upload}", continue_push, Receipt, ("file", "offset"), method="put", body=bytes, refusals=_NOT_PUSHED
-    ),
+    Endpoint("/push/{upload}", continue_push, Receipt, ("file", "at"), method="put", body=bytes, refusals=_NOT_PUSHED),
 )
 
 
@@ -217,6 +213,7 @@ def _operation(one: Endpoint) -> dict[str, Any]:
         "responses": {
             one.status: _answer("OK", listed if one.listed else model),
             **{code: _answer(text, refused) for code, text in {**codes, **one.refusals}.items()},
+            "default": _answer("Any other refusal: too large, too many, a wrong method or host.", refused),
         },
     }
 
@@ -228,8 +225,11 @@ def _answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100},
-        "offset": {"type": "integer", "minimum": 0, "default": 0},
-        "file": {"type": "integer", "minimum": 0, "default": 0},
+        "offset": {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET, "default": 0},
+        "file": {"type": "integer", "minimum": 0, "maximum": MAX_FILES, "default": 0},
+        "at": {"type": "integer", "minimum": 0, "maximum": MAX_FILE_BYTES, "default": 0},
+        "a": {"type": "string", "minLength": 1},
+        "b": {"type": "string", "minLength": 1},
     }
     schema = kinds.get(name, {"type": "string"})
     return {"name": name, "in": where, "required": required or where == "path", "schema": schema}

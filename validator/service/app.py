@@ -15,11 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from validator.errors import UserError
 from validator.service import api, pages, schedules, start
 from validator.service.access import Access, Guard
-from validator.service.context import Service, assets, page
+from validator.service.audit import AuditLog
+from validator.service.context import Service, assets, audit, page
 from validator.service.events import Feed
 from validator.service.inbox import Inbox
 from validator.service.index import RunIndex
@@ -34,7 +36,8 @@ _STEP_S = 1.0
 def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = None) -> Starlette:
     """The application of an index. `tokens` is None where everybody who reaches it may do everything; `runbooks` is a
     folder of runbooks besides those that are bundled."""
-    live, access, queue = LiveRuns(index), Access(tokens), RunQueue.beside(index.path)
+    access = Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
+    live, queue = LiveRuns(index), RunQueue.beside(index.path)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -71,7 +74,13 @@ async def _start_next(queue: RunQueue) -> None:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it alone"
-    return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
+    if error.status_code == 403:
+        audit(request, request.method, request.scope["path"], f"refused: {error.detail}")
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # Starlette names the methods of the first route of a path
+        found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
+    return _error(request, error.status_code, str(error.detail), headers)
 
 
 async def _cannot(request: Request, error: Exception) -> Response:

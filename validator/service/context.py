@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,11 @@ from validator.service.inbox import Inbox
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
-from validator.text import one_line
-from validator.times import iso_now
 
 MAX_PAGE = 500
 """Runs that one answer lists at most."""
 
-_LARGEST_OFFSET = 10_000_000
+MAX_OFFSET = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -69,6 +66,13 @@ def service_of(request: Request) -> Service:
     return found
 
 
+def audit(request: Request, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
+    """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
+    name, address = who or visitor_of(request).name, request.client.host if request.client else ""
+    log = service_of(request).access.audit
+    log.write(who=name, address=address, action=action, what=what, outcome=outcome)
+
+
 def assets() -> dict[str, tuple[str, str]]:
     """Style sheet and script of the pages by their names: content and media type."""
     sheet = "\n".join((style(text("history.css")), text("service/service.css")))
@@ -104,11 +108,6 @@ def form_page(request: Request, name: str, **values: Any) -> HTMLResponse:
     return response
 
 
-def note(request: Request, what: str) -> None:
-    """A line on stderr of what a visitor has done."""
-    sys.stderr.write(f"{iso_now('seconds')} {visitor_of(request).name} {one_line(what)}\n")
-
-
 def _hash(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -118,7 +117,7 @@ def run_filter(request: Request) -> RunFilter:
     return RunFilter(**{name: request.query_params.get(name, "")[:300] for name in RunFilter._fields})
 
 
-def whole_number(request: Request, name: str, default: int, *, least: int = 0, most: int = _LARGEST_OFFSET) -> int:
+def whole_number(request: Request, name: str, default: int, *, least: int = 0, most: int = MAX_OFFSET) -> int:
     """A number of the address.
 
     Raises:

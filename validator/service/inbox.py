@@ -46,6 +46,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Receipt(Frozen):
     """How far an upload is: the number of the first file that is not whole, and how many bytes of it are there."""
 
+    run: str
     upload: str
     stored: bool
     file: int
@@ -164,7 +165,7 @@ class _Upload:
 
     def receipt(self, file: int, offset: int, *, stored: bool = False) -> Receipt:
         """How far it is."""
-        return Receipt(upload=self.name, stored=stored, file=file, offset=offset)
+        return Receipt(run=self.manifest.run, upload=self.name, stored=stored, file=file, offset=offset)
 
     def place(self, tree: Tree) -> tuple[int, int]:
         """The first file that is not whole, and how much of it is there."""

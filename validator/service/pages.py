@@ -33,7 +33,7 @@ from validator.report.page import Page as ReportPage
 from validator.report.page import StatusView
 from validator.runs.folder import is_run_folder
 from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
-from validator.service.context import form_page, note, page, run_filter, service_of, whole_number
+from validator.service.context import audit, form_page, page, run_filter, service_of, whole_number
 from validator.service.events import shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
@@ -251,8 +251,7 @@ def ask_stop(request: Request) -> Response:
 async def stop(request: Request) -> Response:
     """Stop a validation, as its page asked for."""
     require(request, "run")
-    service = service_of(request)
-    form = await form_of(request)
+    service, form = service_of(request), await form_of(request)
     service.access.require_own_form(request, form)
     how = _HOW.get(form.get("how", ""))
     if how is None:
@@ -261,8 +260,9 @@ async def stop(request: Request) -> Response:
     try:
         await run_in_threadpool(service.live.stop, folder, how)
     except (UserError, OSError) as error:
+        audit(request, how, folder.name, f"failed: {error}")
         raise HTTPException(409, clean(str(error))) from error
-    note(request, f"asked for {how} of {folder.name}")
+    audit(request, how, folder.name)
     return RedirectResponse(f"/runs/{quote(folder.name, safe='')}/", 303)
 
 
@@ -284,7 +284,10 @@ async def log_in(request: Request) -> Response:
     address = request.client.host if request.client else ""
     token = await run_in_threadpool(service.access.checked, form.get("token", ""), address)
     if token is None or not token.allows("read"):
+        if token is not None:
+            audit(request, "log in", outcome="refused: it may not read", who=token.name)
         return page(request, "login", status=403, next=target, wrong=True)
+    audit(request, "log in", who=token.name)
     response = RedirectResponse(target, 303)
     set_cookie(response, service.access.log_in(form["token"]), secure=request.scope["scheme"] == "https")
     return response
@@ -295,6 +298,7 @@ async def log_out(request: Request) -> Response:
     service, form = service_of(request), await form_of(request)
     service.access.require_own_form(request, form)
     service.access.log_out(visitor_of(request).session)
+    audit(request, "log out")
     response = RedirectResponse("/login", 303)
     set_cookie(response, "", secure=request.scope["scheme"] == "https")
     return response

@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from validator.pipeline.manifest import MAX_FILE_BYTES
+from validator.pipeline.manifest import MAX_FILE_BYTES, MAX_FILES
 from validator.service.access import require, require_own_origin
-from validator.service.context import service_of, whole_number
+from validator.service.context import audit, service_of, whole_number
 from validator.service.inbox import Inbox
 
 _PIECE = 256 << 10
@@ -28,15 +28,18 @@ async def begin_push(request: Request) -> Response:
     inbox = service_of(request).inbox
     with inbox.request():
         data = await request.body()
-        return JSONResponse((await _in_thread(inbox, inbox.begin, data, visitor.name)).model_dump())
+        receipt = await _in_thread(inbox, inbox.begin, data, visitor.name)
+    if receipt.stored:
+        audit(request, "push", receipt.run)
+    return JSONResponse(receipt.model_dump())
 
 
 async def continue_push(request: Request) -> Response:
     """Add bytes to an upload, from a file and an offset on; the answer says where it continues."""
     require(request, "push")
     require_own_origin(request)
-    inbox, file = service_of(request).inbox, whole_number(request, "file", 0)
-    offset = whole_number(request, "offset", 0, most=MAX_FILE_BYTES)
+    inbox, file = service_of(request).inbox, whole_number(request, "file", 0, most=MAX_FILES)
+    offset = whole_number(request, "at", 0, most=MAX_FILE_BYTES)
     with inbox.request():
         upload = await _in_thread(inbox, inbox.opened, str(request.path_params["upload"]))
         receipt = upload.receipt(file, offset)

@@ -19,7 +19,7 @@ from validator.nightly.schedule import ScheduleError, choose, holder, place, uns
 from validator.nightly.settings import Nightly, NightlyError, changed_job, config_dir, last_ended, load, names
 from validator.report.elements import decision_status
 from validator.service.access import form_of, require
-from validator.service.context import form_page, note, service_of
+from validator.service.context import audit, form_page, service_of
 
 
 def days_of(form: Mapping[str, str]) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def add_schedule(request: Request, job: Nightly) -> Response:
     if job.name in names():
         raise NightlyError(f"{job.name} is a schedule already; choose another name, or change its time")
     place(job)
-    note(request, f"added the schedule {job.name} at {job.at}")
+    audit(request, "add schedule", f"{job.name} at {job.at}")
     return RedirectResponse("/schedules", 303)
 
 
@@ -77,7 +77,7 @@ def _change(request: Request, name: str, form: Mapping[str, str]) -> None:
             (config_dir() / f"{name}.json").unlink(missing_ok=True)
     else:
         raise HTTPException(400, "do must be save, pause or remove.")
-    note(request, f"asked to {do} the schedule {name}")
+    audit(request, f"{do} schedule", name)
 
 
 ROUTES = (

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
+import ssl
+import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +33,10 @@ _MAX_CONNECTIONS, _MAX_OF_ONE = 400, 200
 
 class ListenError(UserError):
     """An address that the service must not or cannot listen on; the message says why and what to do."""
+
+
+class TlsError(UserError):
+    """A certificate or a key that cannot be used; the message names the file and the fix."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -55,6 +63,35 @@ def tokens_for(host: str, given: Path | None) -> Tokens | None:
         at = f" --token-file {given}" if given else ""
         raise ListenError(f"{why}; make one with `validator token add NAME --role run{at}`, or listen on 127.0.0.1")
     return tokens
+
+
+def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What connections are encrypted by; None where neither file is given.
+
+    Args:
+        cert: the certificate in PEM, followed by those between it and its root.
+        key: its private key in PEM, without a passphrase, which nobody but its owner may read: of root also its group.
+
+    Raises:
+        TlsError: when a file is missing, open to others, or not what it has to be.
+    """
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise TlsError("--tls-cert and --tls-key belong together: give both, or neither")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        status, _ = key.stat(), cert.stat()
+        context.load_cert_chain(cert, key, password="")  # without one OpenSSL would ask the terminal
+    except OSError as error:
+        why = f"{error.filename or 'one of them'}: {error.strerror}"
+        raise TlsError(
+            f"--tls-cert {cert} and --tls-key {key} must be a certificate and its key without a passphrase, in PEM "
+            f"({why}); look at them by `openssl x509 -in {cert}` and `openssl pkey -in {key}`"
+        ) from error
+    if stat.S_IMODE(status.st_mode) & (0o037 if status.st_uid == 0 else 0o077):
+        raise TlsError(f"--tls-key {key} is open to other users; chmod 600 {key}")
+    return context
 
 
 class _Connection(H11Protocol):
@@ -85,6 +122,15 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
 
+def _notify(state: str) -> None:
+    """Send a state such as `READY=1` to the manager that started this process; nothing happens without one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        address = f"\0{address[1:]}" if address.startswith("@") else address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending, suppress(OSError):
+            sending.sendto(state.encode(), address)
+
+
 class _Server(uvicorn.Server):
     """A server that ends by a signal as well as by itself: open streams are closed, and the exit code is 0."""
 
@@ -94,9 +140,10 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remember the loop that streams are closed in."""
+        """Remember the loop that streams are closed in, and say that requests are answered."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        _notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal's handler."""
@@ -121,7 +168,13 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    reports: Path, *, listen: str, token_file: Path | None = None, rebuild: bool = False, runbooks: Path | None = None
+    reports: Path,
+    *,
+    listen: str,
+    token_file: Path | None = None,
+    rebuild: bool = False,
+    runbooks: Path | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve the run folders below `reports` until SIGTERM or Ctrl-C, and start the runbooks of a folder.
 
@@ -140,17 +193,21 @@ def serve(
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
     app = make_app(index, tokens, runbooks)
-    at = f"[{host}]" if ":" in host else host
+    at = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}/"
     who = "a token is needed" if tokens else "no token is needed"
-    sys.stderr.write(f"serving {index.reports} at http://{at}:{made.getsockname()[1]}/ ({who}); Ctrl-C ends it\n")
-    make_server(app).run(sockets=[made])
+    app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))
+    sys.stderr.write(f"serving {index.reports} at {at} ({who}); Ctrl-C ends it\n")
+    make_server(app, tls).run(sockets=[made])
 
 
-def make_server(app: Starlette) -> uvicorn.Server:
+def make_server(app: Starlette, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
     """The server of an application, with the limits that do not depend on what is asked."""
     options: dict[str, Any] = {"http": _Connection, "ws": "none", "lifespan": "on", "loop": "asyncio"}
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_END_S,
-        limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10, **options,
+        limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10,
+        forwarded_allow_ips=["127.0.0.1", "::1"], **options,
     )  # fmt: skip
+    config.load()
+    config.ssl = tls
     return _Server(config, app)

@@ -33,7 +33,7 @@ from validator.runbook.load import LoadedRunbook
 from validator.runbook.offered import OfferedSetting, offered_settings
 from validator.secrets.masking import clean_plan
 from validator.service.access import form_of, require, require_own_origin, visitor_of
-from validator.service.context import form_page, note, page, service_of
+from validator.service.context import audit, form_page, page, service_of
 from validator.service.queue import ENTRY_ID, QueueEntry
 from validator.service.schedules import add_schedule, days_of
 from validator.supervise.lock import lock_names
@@ -107,7 +107,8 @@ def _enqueue(request: Request, wanted: WantedRun, entry_id: str) -> QueueEntry:
         asked=iso_now("seconds"),
     )
     service.queue.add(entry)
-    note(request, f"asked for {' '.join((entry.runbook, *entry.overrides))}")
+    changed = (one.partition("=")[0] for one in entry.overrides)  # their values may be secrets
+    audit(request, "queue", " ".join((entry.runbook, *changed)))
     return entry
 
 
@@ -180,7 +181,7 @@ async def cancel(request: Request) -> Response:
     service_of(request).access.require_own_form(request, await form_of(request))
     entry = str(request.path_params["entry"])
     await run_in_threadpool(service_of(request).queue.cancel, entry, note=f"cancelled by {visitor.name}")
-    note(request, f"cancelled {entry} of the queue")
+    audit(request, "cancel", entry)
     return RedirectResponse("/queue", 303)
 
 

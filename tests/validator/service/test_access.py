@@ -159,6 +159,7 @@ def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
     assert asking.post("/login", content="&".join("a=1" for _ in range(50)), headers=form).status_code == 400
     assert asking.get("/past", headers={"content-length": "²".encode("latin-1")}).status_code == 413
     assert asking.request("DELETE", "/past").status_code == 405
+    assert asking.request("DELETE", "/login").headers["allow"] == "GET, HEAD, POST", "of both its routes"
     assert asking.get("/past/").status_code == 404, "no redirect to a name that the request chose"
 
 
@@ -210,7 +211,7 @@ def test_a_stop_is_asked_twice_and_comes_from_our_own_form(tmp_path: Path, monke
     assert "HALTING" not in asking.get("/").text, "its runner has ended"
 
 
-def test_a_client_that_sends_slowly_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_client_is_left_and_a_proxy_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_HEADERS_S", 0.3)
     (tmp_path / "reports").mkdir()
     app = make_app(RunIndex(tmp_path / "reports", tmp_path / "index.sqlite"), None)
@@ -226,6 +227,9 @@ def test_a_client_that_sends_slowly_is_left(tmp_path: Path, monkeypatch: pytest.
             with socket.create_connection(("127.0.0.1", port), timeout=10) as quick:
                 quick.sendall(b"GET /static/service.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert quick.recv(12) == b"HTTP/1.1 200"
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as proxy:  # nginx, with its own settings
+                proxy.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+                assert proxy.recv(12) == b"HTTP/1.1 421"
         finally:
             server.should_exit = True
             running.join(timeout=20)

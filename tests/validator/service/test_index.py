@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_damaged_or_older_index_is_built_again(reports: Path, tmp_path: Path) 
     index = opened(tmp_path)
     assert len(names(index)) == 5
     index.close()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 99")
     assert len(names(opened(tmp_path))) == 5
     assert len(names(opened(tmp_path, rebuild=True))) == 5

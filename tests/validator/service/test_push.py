@@ -66,7 +66,7 @@ def manifest_json(run: Path) -> dict[str, Any]:
 
 def put(asking: TestClient, receipt: dict[str, Any], data: bytes) -> Any:
     """Send bytes to where an answer says."""
-    path = f"/api/v1/push/{receipt['upload']}?file={receipt['file']}&offset={receipt['offset']}"
+    path = f"/api/v1/push/{receipt['upload']}?file={receipt['file']}&at={receipt['offset']}"
     return asking.put(path, content=data)
 
 
@@ -284,7 +284,7 @@ def test_sizes_and_numbers_are_limited(tmp_path: Path, run: Path, monkeypatch: p
 def test_bytes_go_only_where_an_upload_needs_them(tmp_path: Path, run: Path) -> None:
     asking = client(tmp_path / "reports")
     begun = asking.post("/api/v1/push", json=manifest_json(run)).json()
-    assert begun == {"upload": begun["upload"], "stored": False, "file": 0, "offset": 0}
+    assert begun == {"run": run.name, "upload": begun["upload"], "stored": False, "file": 0, "offset": 0}
     for changes, code in (
         ({"upload": "0" * 64}, 404),
         ({"upload": "..%2F" + "0" * 59}, 404),
@@ -294,7 +294,7 @@ def test_bytes_go_only_where_an_upload_needs_them(tmp_path: Path, run: Path) -> 
         ({"file": "x"}, 400),
     ):
         assert put(asking, {**begun, **changes}, b"x").status_code == code, changes
-    assert put(asking, {**begun, "file": 10**6}, b"x").json()["offset"] == 0
+    assert put(asking, {**begun, "file": 10_000}, b"x").json()["offset"] == 0
     wrong = put(asking, begun, bytes(manifest_json(run)["files"][0]["bytes"]))
     assert (wrong.status_code, "another checksum" in wrong.text) == (409, True)
     assert asking.post("/api/v1/push", json=manifest_json(run)).json() == begun, "it is sent again"
@@ -567,5 +567,5 @@ def test_the_api_describes_pushes(tmp_path: Path) -> None:
     begin, more = found["paths"]["/push"]["post"], found["paths"]["/push/{upload}"]["put"]
     assert begin["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/Manifest")
     assert list(more["requestBody"]["content"]) == ["application/octet-stream"]
-    assert [one["name"] for one in more["parameters"]] == ["upload", "file", "offset"]
+    assert [one["name"] for one in more["parameters"]] == ["upload", "file", "at"]
     assert {"Manifest", "ManifestFile", "Receipt"} <= found["components"]["schemas"].keys()
