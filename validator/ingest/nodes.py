@@ -47,7 +47,8 @@ def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_di
     if bad is not None:  # what it printed explains the run's end, not what the slowest one did
         log = found[bad.group][2]
         slowest = replace(slowest, log_path=log.log_path, log_tail=log.log_tail)
-    evidence = replace(slowest.evidence, nodes=nodes, node_rates=means)
+    counted = tuple(replace(one, node=name) for _, name, result in found for one in result.evidence.counted)
+    evidence = replace(slowest.evidence, nodes=nodes, node_rates=means, counted=counted)
     evidence.tables = (*evidence.tables, _table(rates))
     return replace(slowest, evidence=evidence, scalars={**slowest.scalars, **least_of(rates)})
 

@@ -43,7 +43,7 @@ class Step(Frozen):
     grace_s: float = Field(description="Between SIGTERM and SIGKILL on a node.")
     sample_s: float | None = Field(None, description="Seconds between samples of a node's telemetry.")
     checks: dict[str, Any] | None = Field(
-        None, description="For a preflight: `runbook` and `phase` by whose declarations each agent checks its node."
+        None, description="Where the machine is judged: `runbook` and `phase` by which each agent checks its node."
     )
 
 
