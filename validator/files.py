@@ -17,15 +17,19 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from validator.documents import MAX_BYTES, MAX_DEPTH, parse_json
 
 EntryKind = Literal["file", "folder", "link", "other"]
+
+T = TypeVar("T")
+
+_MOST_PARSED = 64 << 20
 
 
 class Unreadable(OSError):
@@ -288,6 +292,15 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     """A regular file of the folder that `reading_below` holds, opened for reading; raises as `Tree.open` does."""
     with _holding(path) as (tree, relative), tree.open(relative) as file:
         yield file
+
+
+def parsed_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """What `parse` makes of a file, of 64 MiB of it at most; None where there is none, or `parse` raises ValueError."""
+    try:
+        with open_file(path) as file:
+            return parse(file.read(_MOST_PARSED))
+    except (OSError, ValueError):
+        return None
 
 
 def stat_file(path: Path) -> os.stat_result:

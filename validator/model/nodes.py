@@ -47,6 +47,23 @@ class Step(Frozen):
     )
 
 
+class Live(Frozen):
+    """What the agent of a node says of its processes while they run."""
+
+    step: int | None = Field(None, description="That of its trainer, where nodes train alone.")
+    cpu_s: float = Field(0.0, description="CPU time that they have used.")
+    gpus: tuple[bool, bool] | None = Field(
+        None, description="Whether a GPU moves memory, and whether one is in use all the time; None where none is seen."
+    )
+    stopped: tuple[int, ...] = Field((), description="Those in state T.")
+
+
+class LiveNodes(Frozen):
+    """`live.json` of a run while it runs: its nodes by name."""
+
+    nodes: dict[str, Live]
+
+
 Ended = Literal["exited", "stopped", "lost", "not_started"]
 """How the processes of a node ended: by themselves, as the head asked, with the node, or they never began."""
 

@@ -107,7 +107,7 @@ class Run:
         """Group to the time at which it is stopped, of those in which a node has failed."""
         self._killed = False
         self._live: dict[str, Any] = {}
-        """Node to how far its trainer is."""
+        """Node to what its trainer does (`Live`)."""
         self._trouble: str | None = None
 
     def carry_out(self) -> int:
@@ -154,8 +154,8 @@ class Run:
                 if now >= next_ping:
                     next_ping = now + _PING_S
                     self._send("ping")
-                    if len(self._step.groups) > 1 and self._live:
-                        replace_file(self._out / LIVE_FILE, json.dumps(self._live))
+                    with suppress(OSError), Tree(self._out) as tree:
+                        tree.write(LIVE_FILE, json.dumps({"nodes": self._live}), sync=False)
                 self._look(now)
                 self._push()
 
@@ -243,8 +243,8 @@ class Run:
             case "hello":
                 node.hello = said
                 node.offset_s = round(float(said["time"]) - time.time(), 3)
-            case "beat" if "progress" in said:
-                self._live[node.name] = said["progress"]
+            case "beat" if said:
+                self._live[node.name] = said
             case "file":
                 self._keep(node, said)
             case "stacks":
