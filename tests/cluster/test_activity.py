@@ -65,7 +65,8 @@ def test_the_processes_of_hosts_behind_ssh_are_known_by_their_agents(sshd: SshHo
 
         def cpu_s(node: str) -> float:
             said()
-            return monitor.follower.live[node].cpu_s if node in monitor.follower.live else 0.0
+            live = monitor.follower.live.get(node)
+            return 0.0 if live is None or live.cpu_s is None else live.cpu_s
 
         wait_until(lambda: cpu_s("n2") > 0.3, "a node that computes", timeout_s=40)
         assert cpu_s("n1") < 0.3

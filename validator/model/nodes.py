@@ -51,7 +51,7 @@ class Live(Frozen):
     """What the agent of a node says of its processes while they run."""
 
     step: int | None = Field(None, description="That of its trainer, where nodes train alone.")
-    cpu_s: float = Field(0.0, description="CPU time that they have used.")
+    cpu_s: float | None = Field(None, description="CPU time that they have used.")
     gpus: tuple[bool, bool] | None = Field(
         None, description="Whether a GPU moves memory, and whether one is in use all the time; None where none is seen."
     )

@@ -190,7 +190,7 @@ class RunFollower:
         moment = time.monotonic() if now is None else now
         records = [*self._tables(), *self._beats(moment), *self._printed(), *self._logged(moment)]
         self.live = live_nodes(self.out)
-        if self.nodes:
+        if self.nodes and len(self.nodes) == len(self.live):
             records.append(Record(LIVE_FILE, 0, min(self.nodes.values()), {}))
         for record in records:
             if record.step is not None and (self.step is None or record.step > self.step):

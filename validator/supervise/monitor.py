@@ -291,7 +291,7 @@ class Monitor:
             for path in logs_below(self._out / "logs"):
                 trim_while_written(path, cap=self._cap)
         if self._spec.watchdog is not None:
-            used = {name: node.cpu_s for name, node in self.follower.live.items()}
+            used = {name: node.cpu_s for name, node in self.follower.live.items() if node.cpu_s is not None}
             for name, cpu_s in used.items() if self._spec.groups else (("", self.tree.cpu_seconds()),):
                 self._cpu.setdefault(name, watchdog.CpuMeter(self._spec.watchdog)).add(now, cpu_s)
             self._sample_gpus(now)

@@ -106,7 +106,7 @@ class Run:
         self._follow: dict[int, float] = {}
         """Group to the time at which it is stopped, of those in which a node has failed."""
         self._killed = False
-        self._live: dict[str, Any] = {}
+        self._live: dict[str, Any] = {name: {} for name in self._nodes}
         """Node to what its trainer does (`Live`)."""
         self._trouble: str | None = None
 

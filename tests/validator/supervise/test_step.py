@@ -256,7 +256,7 @@ def test_nodes_that_train_alone_stamp_their_lines_and_show_how_far_they_are(acro
 
     outcome = across(HELD, ((0,), (1,)), on_progress=on_progress, timeout_s=90.0)
     ended = time.monotonic()
-    assert outcome.ok, ([one.nodes for one in shown], outcome.last.detail)
+    assert outcome.ok, ({one.nodes for one in shown}, outcome.last.detail)
     assert {one.step for one in shown if one.nodes == "n2 at 5, n1 at 20"} == {5}
     assert not (out / "arrivals.jsonl").exists()
     for group in ("g0", "g1"):
