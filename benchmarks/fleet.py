@@ -15,7 +15,7 @@ The model was fixed before the search was first run on it. All effects are logar
   correlation 0.5 between repeats of a round), `weaker end` (a pair is as fast as its slower end, not the sum of both).
 
     python -m benchmarks.fleet                        # a sample, a minute
-    python -m benchmarks.fleet --full --trials 1000   # the tables of docs/cluster.md
+    python -m benchmarks.fleet --full --trials 1000   # the tables of docs/cluster.md, with OPENBLAS_NUM_THREADS=1
 
 Bars: at most 1 % of fleets with a false accusation; a node that is 5 % slow, alone or in its network, is found in at
 least 95 %; the search itself takes at most 2 s of CPU for 512 nodes. An accusation is false if the node's computing

@@ -12,18 +12,24 @@ its use.
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from validator.documents import MAX_BYTES, MAX_DEPTH, parse_json
 
 EntryKind = Literal["file", "folder", "link", "other"]
+
+T = TypeVar("T")
+
+_MOST_PARSED = 64 << 20
 
 
 class Unreadable(OSError):
@@ -189,23 +195,18 @@ class Tree:
         with self._parent(relative, make=True) as (folder, name), _replacing_in(folder, name, sync=sync) as file:
             file.write(content)
 
-    def write_at(self, relative: str | PurePath, data: bytes, at: int) -> None:
+    def write_at(self, relative: str | PurePath, data: bytes | memoryview, at: int) -> None:
         """Write a piece of a regular file at a place in it, the first piece of a new one at 0; folders are made.
 
         Raises:
             Unreadable: when something else is there.
-            OSError: when it cannot be written.
+            OSError: when it cannot be written; what was written of it before stays.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (0 if at else os.O_TRUNC)
-        with self._parent(relative, make=True) as (folder, name):
-            try:
-                fd = os.open(name, flags, 0o666, dir_fd=folder)
-            except OSError as error:
-                raise _refused(error, relative) from error
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise Unreadable(f"{relative} is no regular file")
-            os.pwrite(file.fileno(), data, at)
+        with self._writing(relative, 0 if at else os.O_TRUNC, make=True) as fd:
+            rest = memoryview(data)
+            while rest:
+                written = os.pwrite(fd, rest, at)
+                rest, at = rest[written:], at + written
 
     def append(self, relative: str | PurePath, data: bytes) -> None:
         """Add to a regular file's end, and make it where there is none; neither links nor FIFOs are written to.
@@ -214,16 +215,39 @@ class Tree:
             Unreadable: when something else is there.
             OSError: when it cannot be written.
         """
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self._parent(relative) as (folder, name):
+        with self._writing(relative, os.O_APPEND) as fd:
+            os.write(fd, data)
+
+    @contextmanager
+    def locked(self, relative: str | PurePath) -> Iterator[None]:
+        """Hold a file, which is made where there is none, alone among all threads and processes; wait for it.
+
+        Raises:
+            OSError: when its folder is gone, or something else is there.
+        """
+        with self._writing(relative, 0) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _writing(self, relative: str | PurePath, flags: int, *, make: bool = False) -> Iterator[int]:
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._parent(relative, make=make) as (folder, name):
             try:
                 fd = os.open(name, flags, 0o666, dir_fd=folder)
             except OSError as error:
                 raise _refused(error, relative) from error
-        with os.fdopen(fd, "wb", buffering=0) as file:
+        try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise Unreadable(errno.EINVAL, f"{relative} is not a regular file")
-            file.write(data)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def move(self, relative: str | PurePath, to: str | PurePath) -> None:
+        """Rename a file, or a folder to where no other one has a file in it; folders on the way to it are made."""
+        with self._parent(relative) as (old, name), self._parent(to, make=True) as (new, renamed):
+            os.replace(name, renamed, src_dir_fd=old, dst_dir_fd=new)
 
     def remove(self, relative: str | PurePath) -> None:
         """Remove a file or a link; nothing happens where there is none."""
@@ -268,6 +292,15 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     """A regular file of the folder that `reading_below` holds, opened for reading; raises as `Tree.open` does."""
     with _holding(path) as (tree, relative), tree.open(relative) as file:
         yield file
+
+
+def parsed_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """What `parse` makes of a file, of 64 MiB of it at most; None where there is none, or `parse` raises ValueError."""
+    try:
+        with open_file(path) as file:
+            return parse(file.read(_MOST_PARSED))
+    except (OSError, ValueError):
+        return None
 
 
 def stat_file(path: Path) -> os.stat_result:
@@ -382,6 +415,14 @@ def replace_file(path: Path, text: str) -> None:
     """Replace a file's text by `replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """The SHA-256 of what is left to be read of a file, as hexadecimal digits; it may be larger than the memory."""
+    digest = hashlib.sha256()
+    while data := file.read(1 << 20):
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

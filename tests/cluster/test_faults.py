@@ -118,7 +118,7 @@ FAULTS = {
     ),
     "a node that hangs": Fault(
         [{**TOGETHER, "watchdog": {"first_step": "30s", "stall": "2s", "interval": "0.5s"}}],
-        {"together.exit": r"stalled: no step for .* rank 1 \(n2\) is at step 5, the furthest at 30"},
+        {"together.exit": r"no step for .* use 0.0\d CPU cores; rank 1 \(n2\) is at step 5, the furthest at 30"},
         faults=lambda site: {"together": {"n2": {"at": 5, "hang": 120}}},
         saved="nodes/n2/dump/processes.json nodes/n2/dump/machine.json stackdump_1.txt",
     ),

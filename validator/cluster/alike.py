@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from validator.model.bounds import cards
 from validator.text import format_value, one_line
 
 if TYPE_CHECKING:
@@ -63,12 +64,6 @@ def _each_gpu(key: str) -> _Value:
         return ", ".join(f"{number} x {name}" for name, number in sorted(counted.items(), key=lambda one: -one[1]))
 
     return value
-
-
-def cards(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The GPUs of a snapshot."""
-    found = facts.get("gpus")
-    return [one for one in (found.values() if isinstance(found, Mapping) else ()) if isinstance(one, Mapping)]
 
 
 def _gpus(facts: Mapping[str, Any]) -> str:

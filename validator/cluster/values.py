@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from validator.cluster.alike import Difference, cards, differences
+from validator.cluster.alike import Difference, differences
 from validator.cluster.judgement import Judgement
 from validator.cluster.rounds import Group
+from validator.model.bounds import cards
 from validator.model.cluster import EngineName
 from validator.model.fleet import Fleet, FleetGpu, FleetMeasure, FleetNode, NodeDifference, ScalingPoint
 from validator.model.machine import MIN_EFFECT

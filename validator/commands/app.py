@@ -36,6 +36,7 @@ COMMANDS = {
     "nightly": "Run a runbook on a schedule: with log, retention, notification and metrics; no root needed.",
     "serve": "Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics.",
     "token": "Make, list and revoke the tokens of `validator serve`; only their hashes are stored.",
+    "push": "Hand in a run folder to a service on another machine; a push that broke continues where it stopped.",
     "submit": "Write the batch file of a validation on a Slurm cluster, and submit it with --now.",
     "schema": "Print the JSON Schema of runbooks, for editors.",
 }

@@ -54,6 +54,15 @@ def install(
     prometheus: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Textfile with metrics, for the node exporter: ….prom.")
     ] = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="URL", help="A `validator serve` that gets each run, as by `validator push`.")
+    ] = None,
+    push_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File that holds the token for --push.")
+    ] = None,
+    push_ca_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificates that --push trusts, in place of the system's.")
+    ] = None,
     print_only: Annotated[bool, typer.Option("--print", help="Show what would be written, and write nothing.")] = False,
 ) -> None:
     """Start a runbook every night: by a systemd timer, or by cron where systemd is absent."""
@@ -77,8 +86,13 @@ def install(
             keep_days=None if keep_age is None else settings.parsed_limit("--keep-age", keep_age) / 86400,
             keep_bytes=None if keep_size is None else int(settings.parsed_limit("--keep-size", keep_size)),
             prometheus=None if prometheus is None else str(prometheus.resolve()),
+            push=push,
+            push_token_file=None if push_token_file is None else str(push_token_file.absolute()),
+            push_ca_file=None if push_ca_file is None else str(push_ca_file.absolute()),
         )
         settings.require_apprise(made.notify)
+        if push is not None and job.push_destination(made).in_the_clear:
+            typer.echo(f"warning: {push} has no TLS, so that the network can read the token; use https", err=True)
         if prometheus is not None:
             job.require_prometheus(prometheus.resolve())
         if print_only:
@@ -118,6 +132,8 @@ def status(
     for job, at, last in rows:
         typer.echo(f"{job.name}: {job.runbook}, {at or 'not scheduled: install it again, or remove it'}")
         typer.echo(f"  {_last_line(last)}")
+        if unsent := settings.unsent_runs(job):
+            typer.echo(f"  not pushed yet: {', '.join(unsent)}; the log has why")
     if not rows:
         typer.echo("no nightly job is installed; `validator nightly install RUNBOOK --at 02:00` makes one")
 
@@ -134,9 +150,12 @@ def run(name: JobName) -> None:
     from validator.nightly import job, settings
 
     with reported():
-        ended = job.run_job(settings.load(name))
+        night = settings.load(name)
+        ended = job.run_job(night)
     typer.echo(f"{ended.name}: {ended.decision.replace('_', '-')}: {ended.why}", err=True)
     typer.echo(ended.folder or ended.log, err=True)
+    if unsent := settings.unsent_runs(night):
+        typer.echo(f"not pushed yet: {', '.join(unsent)}; {ended.log} has why", err=True)
     raise typer.Exit(ended.exit_code)
 
 

@@ -261,13 +261,13 @@ def _events_during(run: RunFacts) -> Iterator[Diagnosis]:
 def _counted_during(run: RunFacts) -> Iterator[Diagnosis]:
     """Errors that links and memories counted while the run used them."""
     counted = run.evidence.counted
-    worse = () if counted is None else counted.worse()
-    if counted is None or not worse:
+    worse = [(one, each.path) for each in counted for one in each.worse()]
+    if not worse:
         return
     yield Diagnosis(
-        f"{'; '.join(one.text for one in worse)}.",
-        severity="veto" if any(one.grave for one in worse) else "warning",
-        because=[evidence(f"{one.device} {one.counter} +{one.by}", counted.path) for one in worse],
+        f"{'; '.join(one.text for one, _ in worse)}.",
+        severity="veto" if any(one.grave for one, _ in worse) else "warning",
+        because=[evidence(f"{one.device} {one.counter} +{one.by}", path) for one, path in worse],
         next_step="Reset the card, or have cable and port replaced; if the count grows again, ask for another machine.",
         run=run,
     )

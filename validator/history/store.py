@@ -23,6 +23,7 @@ from validator.files import Tree
 from validator.history.page import write_index
 from validator.history.read import LARGEST, PIN, HistoryEntry, read_entry, run_folders, stamp_of
 from validator.history.trend import Group, group_entries
+from validator.runs.pushed import was_pushed
 from validator.times import parse_time, utc_now
 
 
@@ -36,14 +37,15 @@ class Retention:
 
 
 def is_run(parent: Path, entry: HistoryEntry) -> bool:
-    """Whether a folder is what `validator run` made: nothing else is ever removed, whatever its result.json says."""
+    """Whether a folder is what `validator run` made here: nothing else is removed, whatever its result.json says."""
     folder = parent / entry.folder
     try:
         with Tree(folder) as tree:
             header = tree.json("run.json")
     except (OSError, ValueError):
         return False
-    return not folder.is_symlink() and isinstance(header, dict) and header.get("run_id") == entry.run_id
+    own = not folder.is_symlink() and not was_pushed(folder)
+    return own and isinstance(header, dict) and header.get("run_id") == entry.run_id
 
 
 def expired(

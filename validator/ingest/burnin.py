@@ -97,6 +97,7 @@ def _device(gathered: ResultBuilder, path: Path, nodes: Sequence[_Node], per_nod
         errors=errors,
         seen=seen,
         done=lines[-1].get("done") is True,
+        node=node,
     )
 
 

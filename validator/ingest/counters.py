@@ -14,8 +14,9 @@ _MOST = 10_000
 """Counters that are read of one file."""
 
 
-def read_counters(path: Path, read_log: ReadLog) -> Counted | None:
-    """What grew; None, and noted, where the file is not of this kind. A counter that was set back counts from 0."""
+def read_counters(path: Path, read_log: ReadLog, *, node: str = "") -> Counted | None:
+    """What grew on a node; None, and noted, where the file is not of this kind. A counter that was set back counts from
+    0."""
     read = read_json_object(path, read_log, what="the counters of errors")
     if read is None:
         return None
@@ -28,7 +29,7 @@ def read_counters(path: Path, read_log: ReadLog) -> Counted | None:
         by = count - earlier if count >= earlier else count
         if by > 0:
             grown[name] = by
-    return Counted(float(seconds), grown, read[1].path)
+    return Counted(float(seconds), grown, read[1].path, node)
 
 
 def _counts(found: Any) -> dict[str, int]:

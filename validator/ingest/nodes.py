@@ -9,22 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from validator.files import open_file
+from validator.files import parsed_file
 from validator.model.machine import NODES_ALONE
 from validator.model.nodes import NodeRecord, NodeRecords, failed
 from validator.model.plan import RunSpec
 from validator.model.result import Floats, Result, RunTable, ScalarValue
 
-_MOST_BYTES = 64 << 20
-
 
 def read_nodes(out: Path) -> tuple[NodeRecord, ...]:
     """The nodes of a run, by the record that its step left; empty where there is none."""
-    try:
-        with open_file(out / "nodes.json") as file:
-            return NodeRecords.model_validate_json(file.read(_MOST_BYTES)).nodes
-    except (OSError, ValueError):
-        return ()
+    found = parsed_file(out / "nodes.json", NodeRecords.model_validate_json)
+    return () if found is None else found.nodes
 
 
 def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_dir: Path) -> Result:
@@ -47,7 +42,8 @@ def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_di
     if bad is not None:  # what it printed explains the run's end, not what the slowest one did
         log = found[bad.group][2]
         slowest = replace(slowest, log_path=log.log_path, log_tail=log.log_tail)
-    evidence = replace(slowest.evidence, nodes=nodes, node_rates=means)
+    counted = tuple(replace(one, node=name) for _, name, result in found for one in result.evidence.counted)
+    evidence = replace(slowest.evidence, nodes=nodes, node_rates=means, counted=counted)
     evidence.tables = (*evidence.tables, _table(rates))
     return replace(slowest, evidence=evidence, scalars={**slowest.scalars, **least_of(rates)})
 

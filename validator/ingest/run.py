@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,12 @@ from validator.ingest import logs
 from validator.ingest.accounts import scan
 from validator.ingest.counters import read_counters
 from validator.ingest.nodes import read_nodes, slowest_group
-from validator.ingest.other_programs import read_other_programs
+from validator.ingest.other_programs import log_folders, read_other_programs
 from validator.ingest.read_log import ReadLog, printable
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.stated import stated_settings
 from validator.ingest.training import read_training
+from validator.model.counters import Counted
 from validator.model.nodes import failed
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
@@ -69,13 +70,11 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
     found = logs.find_logs(out)
     if spec.groups:
         state.evidence.nodes = read_nodes(out)
-    counters = out / "logs" / "counters.json"
-    if is_file(counters):
-        state.evidence.counted = read_counters(counters, state.read_log)
+    nodes = state.evidence.nodes
+    state.evidence.counted = tuple(_counted(log_folders(out, nodes, len(spec.groups)), state.read_log))
     if spec.trains:
         read_training(state, found)
     else:
-        nodes = state.evidence.nodes
         state.evidence.other_programs = read_other_programs(out, nodes, len(spec.groups), state.read_log)
     if read is not None:
         read(spec, state, found.main)
@@ -89,6 +88,15 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         state.evidence.stated = stated_settings(found.printed, names, state.evidence.places, state.read_log)
     _read_trouble(state, found)
     return _result(state, found)
+
+
+def _counted(folders: Iterable[tuple[str, Path]], read_log: ReadLog) -> Iterator[Counted]:
+    """Errors that links and memories counted, of each node that left counts."""
+    for node, folder in folders:
+        path = folder / "counters.json"
+        found = read_counters(path, read_log, node=node) if is_file(path) else None
+        if found is not None:
+            yield found
 
 
 def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None) -> Result:

@@ -268,7 +268,7 @@ class Kind(Generic[P]):
     """What a remedy may change although the declared config must stay: `env.NAME`, `args.NAME` or `steps`."""
 
     looks = False
-    """Whether it has checks of the machine, so that on a cluster the agent of each node makes them."""
+    """Whether it judges the machine, so that on a cluster the agent of each node looks at it and makes the checks."""
 
     looks_back = False
     """Whether it compares what it measures with the last GO though no criterion names it."""

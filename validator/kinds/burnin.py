@@ -49,6 +49,7 @@ class Burnin(EachDevice[BurninPhase]):
 
     schema = BurninPhase
     relies_on = ("burnin_rank0.jsonl",)
+    looks = True
     asks_unwritten = (
         ("right", "even", "steady", "cool", "rate"),
         "every answer is right; no GPU is slower than the others or three quarters of its public bound, loses speed, "
@@ -94,8 +95,9 @@ class Burnin(EachDevice[BurninPhase]):
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """Whether each GPU alone holds what is public of its model: a single one has no other to be compared with."""
-        if validation.runbook.hardware.gpus and not any(run.spec.groups for run in record.runs):
-            bounds = _bounds(validation.environment)
+        if validation.runbook.hardware.gpus:
+            nodes = [(node.node, node.facts) for run in record.runs for node in run.evidence.nodes]
+            bounds = _bounds(dict(nodes) or {"": dict(validation.environment)})
             text = f"every GPU holds {format_percent(_SUSTAINED)} of the public bound of its model"
             yield ImplicitCriterion("rate", text, _held(bounds), required=lambda runs: _judges(runs, bounds))
 
@@ -239,32 +241,34 @@ def _beside(run: JudgedRun, device: Device) -> str:
     return f" Meanwhile {listed(seen)}." if seen else ""
 
 
-def _bounds(environment: Mapping[str, Any]) -> dict[int, tuple[Bound, float]]:
-    """By GPU, the required bound of its matrix products and what it must hold of it, by its power limit.
+_Bounds = Mapping[tuple[str, "int | None"], tuple[Bound, float]]
+"""By node and GPU, the required bound of its matrix products and what it must hold of it."""
 
-    A lowered limit is the owner's choice: the rate falls with it, and never faster.
-    """
-    found = {}
-    for card in cards(environment):
+
+def _bounds(machines: Mapping[str, Mapping[str, Any]]) -> _Bounds:
+    """By the snapshot of each node. What is to be held follows the power limit: a lowered one is the owner's choice,
+    the rate falls with it, and never faster."""
+    found: dict[tuple[str, int | None], tuple[Bound, float]] = {}
+    for node, card in ((node, card) for node, facts in machines.items() for card in cards(facts)):
         bound, index = gemm_bound(card), card.get("index")
         if bound is not None and isinstance(index, int):
             limits = [number_at(card, name) for name in ("power_limit_w", "power_limit_default_w")]
             share = min(1.0, limits[0] / limits[1]) if limits[0] and limits[1] else 1.0
-            found[index] = bound, _SUSTAINED * share * bound.least
+            found[node, index] = bound, _SUSTAINED * share * bound.least
     return found
 
 
-def _judges(runs: Sequence[JudgedRun], bounds: Mapping[int, tuple[Bound, float]]) -> bool:
+def _judges(runs: Sequence[JudgedRun], bounds: _Bounds) -> bool:
     records = [run.own(BurninRecord) for run in runs]
-    return any(one.gpu in bounds for record in records if record is not None for one in record.devices)
+    return any((one.node, one.gpu) in bounds for record in records if record is not None for one in record.devices)
 
 
-def _held(bounds: Mapping[int, tuple[Bound, float]]) -> Rule:
+def _held(bounds: _Bounds) -> Rule:
     def rule(run: JudgedRun) -> Found:
         record = _record(run)
         if isinstance(record, Found):
             return record
-        known = [one for one in record.devices if one.gpu in bounds and one.rate is not None]
+        known = [one for one in record.devices if (one.node, one.gpu) in bounds and one.rate is not None]
         if not known:
             names = dict.fromkeys(one.identity.partition(",")[0] for one in record.devices if one.identity)
             return Found(
@@ -272,8 +276,10 @@ def _held(bounds: Mapping[int, tuple[Bound, float]]) -> Rule:
                 f"{listed(list(names)) or 'Devices'}: {NO_BOUND}.",
                 None if record.slowest is None else record.slowest.rate,
             )
-        found = [_holds(one, *bounds[one.gpu or 0], run) for one in known]
-        return min(found, key=lambda one: (("FAIL", "INCONCLUSIVE", "PASS").index(one.status), one.margin or 0.0))
+        found = [_holds(one, *bounds[one.node, one.gpu], run) for one in known]
+        worst = min(found, key=lambda one: (("FAIL", "INCONCLUSIVE", "PASS").index(one.status), one.margin or 0.0))
+        others = listed([one.label for one in record.devices if (one.node, one.gpu) not in bounds])
+        return worst._replace(message=f"{worst.message} {others}: {NO_BOUND}.") if others else worst
 
     return rule
 

@@ -102,25 +102,30 @@ def link_criteria(environment: Mapping[str, Any], gpus: int) -> Iterator[Implici
             yield ImplicitCriterion(name, f"{name} >= {wanted}", _wide(name, wanted), required=lambda runs: False)
 
 
-def counter_criteria() -> Iterator[ImplicitCriterion]:
-    """Errors that links and memories counted while the machine was measured; only grave ones are required."""
+def counter_criteria(runs: Sequence[JudgedRun]) -> Iterator[ImplicitCriterion]:
+    """Errors that links and memories counted while the machine, or each node, was measured by any of these runs; only
+    grave ones are required."""
+    counted = [one for run in runs for one in run.evidence.counted]
+    grown = [one for each in counted for one in each.worse()]
+    nodes = dict.fromkeys(node.node for run in runs for node in run.evidence.nodes)
+    silent = [node for node in nodes if node not in {one.node for one in counted}]
 
     def rule(run: JudgedRun) -> Found:
-        counted = run.evidence.counted
-        if counted is None:
+        if not counted:
             return Found("SKIPPED", "Nobody counted: the machine has no such link, or the run did not end.")
-        worse = counted.worse()
-        evidence = tuple(Seen(f"{name} +{by}", counted.path) for name, by in counted.grown.items())
-        if not worse:
-            return Found("PASS", "No link or memory counted more errors than it may.", 0, 0, evidence)
-        message = f"{'; '.join(one.text for one in worse)}; reset the card or replace the cable, and measure again."
-        return Found("FAIL", message, len(worse), 0, evidence)
+        evidence = tuple(
+            Seen(", ".join(filter(None, (one.node, f"{name} +{by}"))), one.path)
+            for one in counted
+            for name, by in one.grown.items()
+        )
+        if not grown:
+            lack = f"; nobody counted on {listed(silent)}" if silent else ""
+            return Found("PASS", f"No link or memory counted more errors than it may{lack}.", 0, 0, evidence)
+        message = f"{'; '.join(one.text for one in grown)}; reset the card or replace the cable, and measure again."
+        return Found("FAIL", message, len(grown), 0, evidence)
 
-    def grave(runs: Sequence[JudgedRun]) -> bool:
-        counted = [run.evidence.counted for run in runs]
-        return any(one.grave for found in counted if found is not None for one in found.worse())
-
-    yield ImplicitCriterion("counters", "links and memories count no errors under load", rule, required=grave)
+    text = "links and memories count no errors under load"
+    yield ImplicitCriterion("counters", text, rule, required=lambda _: any(one.grave for one in grown), whole=True)
 
 
 def scalar_evidence(run: JudgedRun, name: str) -> tuple[Seen, ...]:

@@ -183,7 +183,7 @@ class Preflight(Kind[PreflightPhase]):
         yield from bound_criteria(environment, gpus, _BOUNDED, one_host=one_host)
         if gpus > 0:
             yield from (one for one in link_criteria(environment, gpus) if runs[0].number(one.name) is not None)
-            yield from counter_criteria()
+            yield from counter_criteria(runs)
 
 
 # Rounds of the slow-node search.

@@ -30,7 +30,10 @@ class SweepPhase(ArmsPhase):
             raise ValueError("over is empty; write over: {env.NAME: [value, value]}")
         for key, values in value.items():
             if not re.fullmatch(r"(env|args)\.[A-Za-z_][A-Za-z0-9_-]*", key):
-                raise ValueError(f"over has {key!r}; write env.{key.split('.')[-1]} or args.{key.split('.')[-1]}")
+                fix = f"write env.{key.split('.')[-1]} or args.{key.split('.')[-1]}"
+                if key == "on":  # other nodes are no setting, of which one would be chosen
+                    fix = "write a train phase for each number of nodes, with on: 1 and scaling_against in one of them"
+                raise ValueError(f"over has {key!r}; {fix}")
             if len(values) < 2 or len({str(v) for v in values}) != len(values):
                 raise ValueError(
                     f"over.{key} needs at least two different values, got {list(values)}; "

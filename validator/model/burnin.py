@@ -32,7 +32,8 @@ class RelativeChange(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What one rank reported of its device. `errors` are wrong answers by part; `seen` quotes the first of them."""
+    """What one rank reported of its device. `errors` are wrong answers by part; `seen` quotes the first of them. `node`
+    is empty without a cluster."""
 
     rank: int
     label: str
@@ -46,6 +47,7 @@ class Device(NamedTuple):
     errors: Mapping[str, int] = NOTHING
     seen: str = ""
     done: bool = False
+    node: str = ""
 
     @property
     def wrong(self) -> int:

@@ -42,17 +42,20 @@ class Growth:
 
 @dataclass(frozen=True)
 class Counted:
-    """What grew during a run: `GPU 0 pcie_replays` to its growth, within `seconds`; `path` is the file."""
+    """What grew during a run: `GPU 0 pcie_replays` to its growth, within `seconds`; `path` is the file. `node` names
+    the machine in a run across nodes."""
 
     seconds: float
     grown: Mapping[str, int] = field(default_factory=dict)
     path: str = ""
+    node: str = ""
 
     def worse(self) -> tuple[Growth, ...]:
         """What grew by more than it may, the grave ones first."""
         found = []
         for name, by in self.grown.items():
             device, _, counter = name.rpartition(" ")
+            device = ", ".join(filter(None, (self.node, device)))
             if counter in _GRAVE:
                 found.append(Growth(device, counter, by, _GRAVE[counter], grave=True))
             elif counter in _WORTH_A_LOOK:

@@ -43,8 +43,25 @@ class Step(Frozen):
     grace_s: float = Field(description="Between SIGTERM and SIGKILL on a node.")
     sample_s: float | None = Field(None, description="Seconds between samples of a node's telemetry.")
     checks: dict[str, Any] | None = Field(
-        None, description="For a preflight: `runbook` and `phase` by whose declarations each agent checks its node."
+        None, description="Where the machine is judged: `runbook` and `phase` by which each agent checks its node."
     )
+
+
+class Live(Frozen):
+    """What the agent of a node says of its processes while they run."""
+
+    step: int | None = Field(None, description="That of its trainer, where nodes train alone.")
+    cpu_s: float | None = Field(None, description="CPU time that they have used.")
+    gpus: tuple[bool, bool] | None = Field(
+        None, description="Whether a GPU moves memory, and whether one is in use all the time; None where none is seen."
+    )
+    stopped: tuple[int, ...] = Field((), description="Those in state T.")
+
+
+class LiveNodes(Frozen):
+    """`live.json` of a run while it runs: its nodes by name."""
+
+    nodes: dict[str, Live]
 
 
 Ended = Literal["exited", "stopped", "lost", "not_started"]

@@ -308,7 +308,7 @@ class RunEvidence:
         resumed_s: first record of each process of rank 0 after the first, Unix seconds.
         heartbeats: rank to how far it came.
         samples: the machine during the run.
-        counted: errors that links and memories counted during the run; None where nobody counted.
+        counted: errors that links and memories counted during the run, by node; empty where nobody counted.
         invalid_windows: steps whose rows are excluded.
         other_programs: on the GPUs of a run without steps, by GPU.
         log_hits: kind of trouble to lines, from one bounded scan of all logs.
@@ -333,7 +333,7 @@ class RunEvidence:
     resumed_s: tuple[float, ...] = ()
     heartbeats: Mapping[int, RankProgress] = field(default_factory=dict)
     samples: Samples | None = None
-    counted: Counted | None = None
+    counted: tuple[Counted, ...] = ()
     invalid_windows: Sequence[InvalidWindow] = ()
     other_programs: tuple[OtherProgram, ...] = ()
     halt: Halt | None = None

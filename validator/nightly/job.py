@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -18,12 +19,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from validator.errors import ExitCode, Unable
+from validator.errors import ExitCode, Unable, UserError
 from validator.files import replace_file
 from validator.history.page import change_sentence
 from validator.history.store import Retention, expired, read_history, remove, update_index
 from validator.history.trend import Group, group_entries
-from validator.nightly.settings import Nightly, NightlyError, NightlyRun, Notification, last_ended, notify
+from validator.nightly.settings import (
+    UNSENT,
+    Nightly,
+    NightlyError,
+    NightlyRun,
+    Notification,
+    last_ended,
+    notify,
+    unsent_runs,
+)
+from validator.pipeline.push import Destination, push
 from validator.secrets.redact import redact
 from validator.startup import call_argv
 from validator.text import format_time
@@ -81,6 +92,9 @@ def write_metrics(path: Path, run: NightlyRun, group: Group | None) -> Iterator[
 
 
 _LOGS_KEPT = 30
+_UNSENT_KEPT = 30
+_PUSH_S = 3600.0
+"""How long one start pushes at most: the next one waits for its end."""
 
 
 class Overlap(Unable):
@@ -185,7 +199,7 @@ def _printed_result(text: str) -> Mapping[str, Any]:
 
 
 def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
-    """Record, retention, metrics, notification; each is tried even if the one before it failed."""
+    """Record, retention, metrics, notification, push; each is tried even if the one before it failed."""
 
     def note(text: str) -> None:
         with suppress(OSError):  # a full disk must not prevent the notification
@@ -211,6 +225,36 @@ def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
         worse = () if group is None else group.regressions
         sentences = tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in worse)
         attempt("notification", lambda: notify(job, Notification(run, sentences)))
+    if job.push:
+        attempt("push", lambda: _hand_in(job, run))
+
+
+def _hand_in(job: Nightly, run: NightlyRun) -> Iterator[str]:
+    """Push this run, then what earlier starts could not; what cannot be pushed now waits for the next start."""
+    new = [run.run_id] if run.run_id and run.decision != ExitCode.UNABLE.name else []
+    waiting = list(dict.fromkeys((*unsent_runs(job), *new)))[-_UNSENT_KEPT:]
+    replace_file(Path(job.state) / UNSENT, json.dumps(waiting))
+    to, until = push_destination(job), time.monotonic() + _PUSH_S
+    for name in waiting[::-1]:
+        lines: list[str] = []
+        try:
+            push(Path(job.out) / name, to, say=lines.append, limit_s=until - time.monotonic())
+            lines.append(f"{to.url} has {name}")
+        except Unable:
+            raise
+        except UserError as error:  # another start would not change it
+            lines.append(f"{name} is left out: {error}")
+        waiting.remove(name)
+        replace_file(Path(job.state) / UNSENT, json.dumps(waiting))
+        yield from lines
+
+
+def push_destination(job: Nightly) -> Destination:
+    """The service that gets the job's runs; raises UserError when it cannot be as it was named."""
+    token, ca_file = (Path(path) if path else None for path in (job.push_token_file, job.push_ca_file))
+    return Destination.of(
+        job.push or "", token=os.environ.get("VALIDATOR_TOKEN", ""), token_file=token, ca_file=ca_file
+    )
 
 
 def _retain(job: Nightly, run: NightlyRun) -> Iterator[str]:

@@ -67,6 +67,9 @@ class Nightly(Frozen):
     keep_days: float | None = Field(None, gt=0)
     keep_bytes: int | None = Field(None, gt=0)
     prometheus: str | None = Field(None, description="Textfile for the node exporter.")
+    push: str | None = Field(None, description="Address of a service that gets the runs.")
+    push_token_file: str | None = None
+    push_ca_file: str | None = None
 
     @field_validator("name")
     @classmethod
@@ -201,6 +204,8 @@ _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>[^\s'\"]+
 _WITH_HOST = re.compile(r"(https?|jsons?|xmls?|forms?|mailtos?)", re.I)
 """Addresses that name a host; where others do, apprise expects a token."""
 
+UNSENT = "unsent.json"
+
 _TYPES = {"GO": "success", "NO_GO": "failure", "INCONCLUSIVE": "warning"}
 
 
@@ -227,6 +232,15 @@ def last_ended(job: Nightly) -> NightlyRun | None:
             return NightlyRun(**tree.json("last.json"))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def unsent_runs(job: Nightly) -> tuple[str, ...]:
+    """Names of the runs that the job's service has not got yet, the oldest first."""
+    try:
+        with Tree(Path(job.state)) as tree:
+            return tuple(map(str, tree.json(UNSENT)))
+    except (OSError, ValueError, TypeError):
+        return ()
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Nodes:
             start_s=self.cluster.start,
             lost_s=self.cluster.lost,
             sample_s=kind.sample_s(spec),
-            checks=checks if spec.id.endswith("/probe") else None,
+            checks=checks if spec.role == "measure" else None,
         )
 
     def usable(self, planned: PhasePlan) -> PhasePlan:

@@ -29,6 +29,7 @@ from validator.model.runbook import Runbook
 from validator.model.schemas import SCHEMAS, UnknownKind
 from validator.model.units import Frozen, RunId
 from validator.model.verdict import ValidationReport
+from validator.runs.pushed import was_pushed
 from validator.times import iso_now
 
 if TYPE_CHECKING:
@@ -337,7 +338,8 @@ def last_go(folder: RunFolder, environment: Mapping[str, Any]) -> RunFolder | No
 def _earlier(folder: RunFolder) -> Iterator[RunFolder]:
     """Readable run folders beside this one that began before it, the newest first. Names begin with the UTC time."""
     try:
-        names = sorted((path for path in folder.root.parent.iterdir() if path.name < folder.root.name), reverse=True)
+        earlier = (path for path in folder.root.parent.iterdir() if path.name < folder.root.name)
+        names = sorted((path for path in earlier if not was_pushed(path)), reverse=True)
     except OSError:
         return
     for path in names[:_MAX_FOLDERS]:

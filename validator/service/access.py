@@ -34,6 +34,10 @@ MAX_BODY_BYTES = 16 << 10
 MAX_TARGET_BYTES = 4 << 10
 MAX_HEADER_BYTES = 16 << 10
 _BODY_S = 10.0
+PUSH = "/api/v1/push"
+"""Where machines hand in results: the one address that the role `push` may ask, and that takes large bodies."""
+
+_PUSH_BYTES, _PUSH_S = 4 << 20, 60.0
 _SESSION_S = 12 * 3600.0
 _MAX_SESSIONS = 1000
 _MAX_FAILURES, _FAILURES_S = 10, 60.0
@@ -238,7 +242,8 @@ class Guard:
             await refused(scope, receive, sending)
             return
         read = scope["method"] not in ("GET", "HEAD")  # of the others no page reads a body
-        await self._app(scope, _limited(receive) if read else receive, sending)
+        limited = _limited(receive, *_limits(scope["path"])) if read else receive
+        await self._app(scope, limited, sending)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), str(scope["path"])
@@ -256,22 +261,32 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may take the other one
             return PlainTextResponse("The request has two lengths.\n", 400, {"connection": "close"})
         length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length[:18]) > MAX_BODY_BYTES:
+        if not (length.isascii() and length.isdigit()) or int(length[:18]) > _limits(path)[0]:
             return PlainTextResponse("The request is too large.\n", 413)
         address = (scope.get("client") or ("",))[0]
         scope["visitor"] = visitor = self._access.visitor(headers, address)
-        if visitor.may("read") or path.startswith(_OPEN):
+        needed: Role = "push" if _is_push(path) else "read"
+        if visitor.may(needed) or path.startswith(_OPEN):
             return None
         if visitor.token is not None:
-            return PlainTextResponse("This token may not read.\n", 403)
+            return JSONResponse({"error": f"this needs a token with the role {needed}"}, 403)
         if path.startswith(("/api/", "/metrics", "/badge/", "/events")) or scope["method"] not in ("GET", "HEAD"):
             return JSONResponse({"error": "a token is needed"}, 401, {"www-authenticate": "Bearer"})
         return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303)
 
 
-def _limited(receive: Receive) -> Receive:
+def _is_push(path: str) -> bool:
+    return path == PUSH or path.startswith(f"{PUSH}/")
+
+
+def _limits(path: str) -> tuple[int, float]:
+    """Bytes of a body, and seconds within which it has to come."""
+    return (_PUSH_BYTES, _PUSH_S) if _is_push(path) else (MAX_BODY_BYTES, _BODY_S)
+
+
+def _limited(receive: Receive, left: int, seconds: float) -> Receive:
     """The body of a request, of so many bytes and within so many seconds."""
-    left, until = MAX_BODY_BYTES, time.monotonic() + _BODY_S
+    until = time.monotonic() + seconds
     whole = False
 
     async def limited() -> Message:

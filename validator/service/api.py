@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -18,13 +20,16 @@ import validator
 from validator.history.read import HistoryEntry
 from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
+from validator.pipeline.manifest import MAX_FILE_BYTES, MAX_FILES, Manifest
 from validator.report.elements import decision_status
 from validator.report.templates import environment
 from validator.service.context import MAX_OFFSET, MAX_PAGE, run_filter, service_of, whole_number
 from validator.service.files import streamed
+from validator.service.inbox import Receipt
 from validator.service.index import FILTERS
 from validator.service.live import Running
 from validator.service.pages import contrast_of
+from validator.service.push import begin_push, continue_push
 from validator.service.queue import QueueEntry
 from validator.service.start import QueueRequest, enqueue, list_queue
 from validator.text import one_line
@@ -118,9 +123,23 @@ class Endpoint(NamedTuple):
     listed: str = ""
     """Name of the list that holds the models, where the answer is one."""
 
+    method: Literal["get", "post", "put"] = "get"
     body: Any = None
+    """Model of the body's JSON, or `bytes`."""
+
+    refusals: Mapping[str, str] = {}
+    """What else is answered, by its code, than every address may."""
+
+    status: str = "200"
 
 
+_NOT_QUEUED = {"404": "No such runbook.", "409": "This machine cannot run it.", "415": "The body is no JSON."}
+_NOT_PUSHED = {
+    "404": "No such upload.",
+    "409": "Another run has this name, or the upload is at another place.",
+    "422": "The manifest or the run is none that can be stored.",
+    "507": "The disk has no room.",
+}
 _RUNS_QUERY = (*FILTERS, "limit", "offset")
 ENDPOINTS = (
     Endpoint("/runs", list_runs, HistoryEntry, _RUNS_QUERY, "runs"),
@@ -129,7 +148,9 @@ ENDPOINTS = (
     Endpoint("/running", running, Running, (), "running"),
     Endpoint("/compare", contrast, ContrastReport, ("a", "b")),
     Endpoint("/queue", list_queue, QueueEntry, (), "queue"),
-    Endpoint("/queue", enqueue, QueueEntry, body=QueueRequest),
+    Endpoint("/queue", enqueue, QueueEntry, method="post", body=QueueRequest, refusals=_NOT_QUEUED, status="201"),
+    Endpoint("/push", begin_push, Receipt, method="post", body=Manifest, refusals=_NOT_PUSHED),
+    Endpoint("/push/{upload}", continue_push, Receipt, ("file", "at"), method="put", body=bytes, refusals=_NOT_PUSHED),
 )
 
 
@@ -142,10 +163,11 @@ def openapi(request: Request) -> Response:
 def description() -> dict[str, Any]:
     """The API as OpenAPI 3.1."""
     inputs = [(model.__name__, "serialization", TypeAdapter(model)) for model in {one.answer for one in ENDPOINTS}]
-    inputs += [(one.body.__name__, "validation", TypeAdapter(one.body)) for one in ENDPOINTS if one.body]
+    bodies = {one.body for one in ENDPOINTS} - {None, bytes}
+    inputs += [(model.__name__, "validation", TypeAdapter(model)) for model in bodies]
     paths: dict[str, dict[str, Any]] = {}
     for one in ENDPOINTS:
-        paths.setdefault(one.path, {})["post" if one.body else "get"] = _operation(one)
+        paths.setdefault(one.path, {})[one.method] = _operation(one)
     schemas, shared = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     defined = dict(shared.get("$defs", {}))
     for (name, _), schema in schemas.items():
@@ -180,20 +202,17 @@ def _operation(one: Endpoint) -> dict[str, Any]:
     body = {}
     if one.body:
         sent = {"schema": {"$ref": f"#/components/schemas/{one.body.__name__}"}}
-        body = {"requestBody": {"required": True, "content": {"application/json": sent}}}
-        codes |= {"404": "No such runbook.", "409": "This machine cannot run it.", "415": "The body is no JSON."}
+        content = {"application/octet-stream": {}} if one.body is bytes else {"application/json": sent}
+        body = {"requestBody": {"required": True, "content": content}}
     return {
         **body,
         "operationId": one.function.__name__,
         "summary": str(one.function.__doc__).partition("\n")[0],
-        "parameters": [_parameter(name, "path") for name in ("run",) if "{run}" in one.path]
+        "parameters": [_parameter(name, "path") for name in re.findall(r"{(\w+)", one.path)]
         + [_parameter(name, "query", required=name in ("a", "b")) for name in one.query],
         "responses": {
-            "201" if one.body else "200": {
-                "description": "OK",
-                "content": {"application/json": {"schema": listed if one.listed else model}},
-            },
-            **{code: _answer(text, refused) for code, text in codes.items()},
+            one.status: _answer("OK", listed if one.listed else model),
+            **{code: _answer(text, refused) for code, text in {**codes, **one.refusals}.items()},
             "default": _answer("Any other refusal: too large, too many, a wrong method or host.", refused),
         },
     }
@@ -207,6 +226,8 @@ def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, An
     kinds: dict[str, dict[str, Any]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100},
         "offset": {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET, "default": 0},
+        "file": {"type": "integer", "minimum": 0, "maximum": MAX_FILES, "default": 0},
+        "at": {"type": "integer", "minimum": 0, "maximum": MAX_FILE_BYTES, "default": 0},
         "a": {"type": "string", "minLength": 1},
         "b": {"type": "string", "minLength": 1},
     }
@@ -216,7 +237,7 @@ def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, An
 
 ROUTES = (
     Route(f"{BASE}/openapi.json", openapi),
-    *(Route(BASE + one.path, one.function, methods=["POST" if one.body else "GET"]) for one in ENDPOINTS),
+    *(Route(BASE + one.path, one.function, methods=[one.method.upper()]) for one in ENDPOINTS),
     Route("/metrics", metrics),
     Route("/badge/{runbook}.svg", badge),
 )

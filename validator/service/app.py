@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
@@ -23,6 +23,7 @@ from validator.service.access import Access, Guard
 from validator.service.audit import AuditLog
 from validator.service.context import Service, assets, audit, page
 from validator.service.events import Feed
+from validator.service.inbox import Inbox
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
@@ -48,11 +49,18 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
     app = Starlette(
         routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
-        exception_handlers={HTTPException: _refused, UserError: _cannot, OSError: _unable, sqlite3.Error: _unable},
+        exception_handlers={
+            HTTPException: _refused,
+            UserError: _cannot,
+            ClientDisconnect: _left,
+            OSError: _unable,
+            sqlite3.Error: _unable,
+        },
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
-    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, assets())
+    inbox = Inbox(index.reports)
+    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, assets(), inbox)
     return app
 
 
@@ -82,6 +90,10 @@ async def _cannot(request: Request, error: Exception) -> Response:
 async def _unable(request: Request, error: Exception) -> Response:
     sys.stderr.write(f"{request.scope['method']} {one_line(request.scope['path'])}: {one_line(error)}\n")
     return _error(request, 503, "The reports folder or its index cannot be read; the server's log says why.", {})
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # which nobody gets: who sent half a request is gone, and that is no error here
 
 
 def _error(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:

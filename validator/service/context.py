@@ -16,6 +16,7 @@ import validator
 from validator.report.templates import environment, style, text
 from validator.service.access import Access, set_cookie, visitor_of
 from validator.service.events import Feed
+from validator.service.inbox import Inbox
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
@@ -40,6 +41,7 @@ class Service:
     queue: RunQueue
     runbooks: Path | None
     assets: dict[str, tuple[str, str]]
+    inbox: Inbox
 
     def folder(self, request: Request) -> Path:
         """The run folder that an address names.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import resource
 import socket
@@ -25,6 +24,7 @@ from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
 from validator.service.tokens import Tokens
 from validator.service.webhooks import Webhooks, read_secret
+from validator.system.host import is_loopback
 
 _HEADERS_S = 15.0
 _TAKEN_S = 60.0
@@ -48,14 +48,6 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise ListenError(f"--listen {text}: write an address and a port, such as 127.0.0.1:8700 or [::1]:8700")
     return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def tokens_for(host: str, given: Path | None) -> Tokens | None:

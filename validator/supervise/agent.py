@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from validator.engine.base import node_name
-from validator.model.nodes import Ended, NodeRecord, Step
+from validator.model.nodes import Ended, Live, NodeRecord, Step
 from validator.model.plan import RunSpec
 from validator.model.runbook import Runbook
 from validator.supervise.capture import LogCap, compact, logs_below, trim_while_written
@@ -89,11 +89,13 @@ class Agent:
         self._shared = Path(step.probe).exists()
         self._files = None if self._shared else GrownFiles(self._base, Path(step.out))
         self._endpoint: str | None = None
-        self._elapsed = 0.0
+        self._began = 0.0
+        """The start of the attempt, by this machine's monotonic clock."""
         self._monitor: Monitor | None = None
         self._stop: str | None = None
         self._kill = False
         self._next_beat = 0.0
+        self._sampler: Sampler | None = None
         self._running = False
         self._about: dict[str, Any] | None = None
         """What evidence of a stall was asked for with."""
@@ -217,7 +219,7 @@ class Agent:
             tree = ProcessTree(token=token, spare=(guardian.pid,))
             if step.sample_s is not None:
                 path = self._out / "logs" / "telemetry.csv"
-                stack.enter_context(Sampler(path, interval_s=step.sample_s, token=token))
+                self._sampler = stack.enter_context(Sampler(path, interval_s=step.sample_s, token=token))
             launch = self._launch(token)
             self._monitor = self._follower(tree)
             process = start(launch)
@@ -247,8 +249,7 @@ class Agent:
         from validator.supervise.monitor import Monitor  # every reader of a trainer's files
 
         spec = RunSpec.model_validate({**self._step.follow, "watchdog": None, "groups": ()})
-        started = time.monotonic() - self._elapsed
-        return Monitor(spec, out=self._base, tree=tree, gpus=Gpus(), cap=LogCap(), started=started)
+        return Monitor(spec, out=self._base, tree=tree, gpus=Gpus(), cap=LogCap(), started=self._began)
 
     def _stay(self, waiter: Waiter, tree: ProcessTree, launch: Launch) -> None:
         """Until the command has ended by itself, or must be ended."""
@@ -265,15 +266,26 @@ class Agent:
                 continue  # one thread at a time looks for processes
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + (_SCAN_S if self._monitor is None else _BEAT_S)
-                if self._monitor is not None:
-                    self._monitor.look()
-                    continue
-                tree.scan()
-                for path in logs_below(self._out / "logs"):
-                    trim_while_written(path, cap=LogCap())
+                self._look(tree)
         if self._monitor is not None:
             self._monitor.arrivals.notice(time.monotonic(), always=True)
+        self._look(tree)
+
+    def _look(self, tree: ProcessTree) -> None:
+        """Read what is new, keep logs short, and say what the processes do."""
+        if self._monitor is not None:
             self._monitor.look()
+        else:
+            tree.scan()
+            for path in logs_below(self._out / "logs"):
+                trim_while_written(path, cap=LogCap())
+        live = Live(
+            step=self._monitor.follower.step if self._monitor and len(self._step.groups) > 1 else None,
+            cpu_s=tree.cpu_seconds(),
+            gpus=self._sampler and self._sampler.use,
+            stopped=tree.stopped(),
+        )
+        self._head.say("beat", **live.model_dump(mode="json", exclude_defaults=True))
 
     def _wait(self, waiter: Waiter) -> bool:
         """Sleep until the head says something, a line of the trainer arrives, or a moment later."""
@@ -343,8 +355,7 @@ class Agent:
             self._head.gone = True
         if now >= self._next_beat:
             self._next_beat = now + _BEAT_S
-            step = None if self._monitor is None else self._monitor.follower.step
-            self._head.say("beat", **({} if step is None else {"progress": step}))
+            self._head.say("beat")
             self._send_files(until=now)
 
     def _obey(self, line: Mapping[str, Any]) -> None:
@@ -354,7 +365,7 @@ class Agent:
         match line.get("do"):
             case "start":
                 self._endpoint = str(line["endpoints"][str(self.group)])
-                self._elapsed = float(line.get("elapsed", 0.0))
+                self._began = time.monotonic() - float(line.get("elapsed", 0.0))
             case "stop":
                 self._stop = str(line.get("why", "stopped by the head"))
             case "kill":

@@ -23,10 +23,11 @@ from validator.ingest.readers.hf_trainer import TwoStreams
 from validator.ingest.readers.rows import live_values
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import HEADERLESS, contract_names, contract_values, says_nothing, without_colors
+from validator.model.nodes import Live
 from validator.model.pattern import Printed, StepCounter, line_pattern
 from validator.model.runbook import TrainerMetrics
 from validator.supervise.follow_files import FileFollower
-from validator.supervise.nodes import LIVE_FILE, live_steps
+from validator.supervise.nodes import LIVE_FILE, live_nodes
 
 _LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
 _HEAD_BYTES = 4096
@@ -164,8 +165,8 @@ class RunFollower:
     `log` is the file of printed lines where it is known; else the usual places are searched. `ranks` bounds the
     heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts at the end of files
     that are long already. Links are followed only to below the metrics' `link_roots`. `too_slow` says why the log is no
-    longer searched. `nodes` are the steps of nodes that train alone; the run is as far as the slowest of them. With
-    `newest`, at each look only so many of the latest lines of a table or heartbeat count: enough to show latest values.
+    longer searched. `live` is what each node of a run does; where they train alone the run is as far as the slowest.
+    With `newest`, only so many of the latest lines of a table or heartbeat count at each look: for latest values.
     """
 
     out: Path
@@ -178,7 +179,7 @@ class RunFollower:
     latest: dict[str, float] = field(default_factory=dict)
     too_slow: str = ""
     by_rank: dict[int, RankState] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)
+    live: dict[str, Live] = field(default_factory=dict)
     _tails: dict[Path, Tail] = field(default_factory=dict)
     _columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _logs: dict[str, Path] = field(default_factory=dict)
@@ -195,8 +196,8 @@ class RunFollower:
         """Everything written since the last look, in the order of the files."""
         moment = time.monotonic() if now is None else now
         records = [*self._tables(), *self._beats(moment), *self._printed(), *self._logged(moment)]
-        self.nodes = live_steps(self.out)
-        if self.nodes:
+        self.live = live_nodes(self.out)
+        if self.nodes and len(self.nodes) == len(self.live):
             records.append(Record(LIVE_FILE, 0, min(self.nodes.values()), {}))
         for record in records:
             if record.step is not None and (self.step is None or record.step > self.step):
@@ -204,6 +205,17 @@ class RunFollower:
             if record.rank == 0:
                 self.latest.update(record.values)
         return tuple(records)
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The steps of nodes that train alone."""
+        return {name: one.step for name, one in self.live.items() if one.step is not None}
+
+    @property
+    def behind(self) -> dict[str, Live]:
+        """The nodes that the run waits for: all, or the slowest of those that train alone."""
+        least = min((one.step or 0 for one in self.live.values()), default=0)
+        return {name: one for name, one in self.live.items() if (one.step or 0) == least}
 
     @property
     def has_source(self) -> bool:

@@ -28,6 +28,7 @@ from validator.supervise.capture import LogCap, logs_below, trim_while_written
 from validator.supervise.follow import Record, RunFollower
 from validator.supervise.nodes import live_text
 from validator.supervise.termination import ProcessTree
+from validator.system.gpu_facts import use_of
 from validator.system.nvml import Gpus
 
 _MIN_SPACING_S, _SPACING_SHARE = 0.05, 1e-4
@@ -220,7 +221,8 @@ class Monitor:
         printing = 1 if spec.launcher in LOGGING_RANKS else spec.world_size
         limits = spec.watchdog
         self._rules = watchdog.AnomalyRules(limits, env=env, printing=printing) if limits else None
-        self._cpu = watchdog.CpuMeter(limits) if limits else None
+        self._cpu: dict[str, watchdog.CpuMeter] = {}
+        """By node; by an empty name without nodes."""
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2
         self._next_trim = started + 0.5
@@ -258,11 +260,15 @@ class Monitor:
 
     def activity(self, now: float) -> watchdog.Activity:
         """What the processes did lately."""
+        nodes = self.follower.behind if self._spec.groups else {"": None}
+        cores = [meter.cores for name, meter in self._cpu.items() if name in nodes]
+        known = [one for one in cores if one is not None]
+        there = [f"{pid} on {name}" for name, node in nodes.items() if node is not None for pid in node.stopped]
         return watchdog.Activity(
-            cpu_cores=self._cpu.cores if self._cpu else None,
+            cpu_cores=sum(known) if known else None,
             gpu_working=any(working for _, working, _ in self._gpu_samples) if self._gpu_samples else None,
             gpu_spinning=any(spinning for _, _, spinning in self._gpu_samples),
-            stopped=tuple(stat.pid for stat in self.tree.living() if stat.state == "T"),
+            stopped=(*there, *self.tree.stopped()),
         )
 
     def laggard(self, node_of: Callable[[int], str] = lambda rank: "") -> str:
@@ -284,8 +290,10 @@ class Monitor:
             self._next_trim = now + self.interval_s
             for path in logs_below(self._out / "logs"):
                 trim_while_written(path, cap=self._cap)
-        if self._cpu is not None:
-            self._cpu.add(now, self.tree.cpu_seconds())
+        if self._spec.watchdog is not None:
+            used = {name: node.cpu_s for name, node in self.follower.live.items() if node.cpu_s is not None}
+            for name, cpu_s in used.items() if self._spec.groups else (("", self.tree.cpu_seconds()),):
+                self._cpu.setdefault(name, watchdog.CpuMeter(self._spec.watchdog)).add(now, cpu_s)
             self._sample_gpus(now)
 
     def _long_silent(self, now: float) -> bool:
@@ -295,13 +303,12 @@ class Monitor:
 
     def _sample_gpus(self, now: float) -> None:
         """Ask NVML only once the run has been silent for a while; a busy run needs no witness."""
-        if not self.gpus or not self._long_silent(now):
+        seen = [node.gpus for node in self.follower.behind.values() if node.gpus is not None]
+        if not (self.gpus or seen) or not self._long_silent(now):
             self._gpu_samples.clear()
             return
-        states = self.gpus.states()
-        working = any((state.memory_utilization_pct or 0) >= 1 for state in states)
-        spinning = any((state.utilization_pct or 0) >= 90 for state in states)
-        self._gpu_samples.append((now, working, spinning))
+        seen += [use_of(self.gpus.states())] if self.gpus else []
+        self._gpu_samples.append((now, any(working for working, _ in seen), any(spinning for _, spinning in seen)))
         while self._gpu_samples and now - self._gpu_samples[0][0] > _GPU_WINDOW_S:
             self._gpu_samples.popleft()
 

@@ -13,12 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from validator.documents import parse_json
 from validator.engine import engine_of
 from validator.errors import Unable
-from validator.files import Tree, open_file
+from validator.files import Tree, parsed_file
 from validator.model.cluster import Allocation
-from validator.model.nodes import NodeRecords, failed
+from validator.model.nodes import Live, LiveNodes, NodeRecords, failed
 from validator.model.record import Reason
 from validator.system.processes import catches
 
@@ -29,19 +28,14 @@ STALL_FILE, EVIDENCE_FILE = "stall.json", "evidence.json"
 """What the head says of a stall, and the files that the nodes saved of it, relative to the run's folder."""
 
 LIVE_FILE = "live.json"
-"""Beside it while nodes train alone: the step that each has come to."""
+"""Beside it while nodes train: what each does, and the step that it has come to where it trains alone."""
 
-_MOST_BYTES = 64 << 20
 _FEW = 8
 
 
 def read_records(out: Path) -> NodeRecords | None:
     """The records of a run; None where its step never came to write them."""
-    try:
-        with open_file(out / NODES_FILE) as file:
-            return NodeRecords.model_validate_json(file.read(_MOST_BYTES))
-    except (OSError, ValueError):
-        return None
+    return parsed_file(out / NODES_FILE, NodeRecords.model_validate_json)
 
 
 def saved_on_nodes(
@@ -67,16 +61,12 @@ def on_a_full_disk(out: Path) -> bool:
     return left is not None and any(one.disk_full for one in left.nodes)
 
 
-def live_steps(out: Path) -> dict[str, int]:
-    """Node to its step, while nodes train alone; empty where there is nothing of the kind."""
+def live_nodes(out: Path) -> dict[str, Live]:
+    """What each node does, while nodes train; empty where there is nothing of the kind."""
     if not os.access(f"{out}/{LIVE_FILE}", os.F_OK):  # asked at every look of every run
         return {}
-    try:
-        with open_file(out / LIVE_FILE) as file:
-            found = parse_json(file.read(_MOST_BYTES))
-        return {str(node): int(step) for node, step in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    found = parsed_file(out / LIVE_FILE, LiveNodes.model_validate_json)
+    return {} if found is None else found.nodes
 
 
 def live_text(steps: Mapping[str, int]) -> str:

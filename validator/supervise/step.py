@@ -71,9 +71,10 @@ class _Node:
 
     @property
     def known(self) -> dict[str, Any]:
-        """What its record has from its first line."""
+        """What its record has from its place in the run, and from its first line."""
         hello = self.hello or {}
-        return {"host": hello.get("host"), "facts": hello.get("facts", {}), "clock_offset_s": self.offset_s}
+        seen = {"host": hello.get("host"), "facts": hello.get("facts", {}), "clock_offset_s": self.offset_s}
+        return {"node": self.name, "group": self.group, "rank": self.rank, **seen}
 
 
 @dataclass
@@ -106,8 +107,8 @@ class Run:
         self._follow: dict[int, float] = {}
         """Group to the time at which it is stopped, of those in which a node has failed."""
         self._killed = False
-        self._live: dict[str, Any] = {}
-        """Node to how far its trainer is."""
+        self._live: dict[str, Any] = {name: {} for name in self._nodes}
+        """Node to what its trainer does (`Live`)."""
         self._trouble: str | None = None
 
     def carry_out(self) -> int:
@@ -154,8 +155,8 @@ class Run:
                 if now >= next_ping:
                     next_ping = now + _PING_S
                     self._send("ping")
-                    if len(self._step.groups) > 1 and self._live:
-                        replace_file(self._out / LIVE_FILE, json.dumps(self._live))
+                    with suppress(OSError), Tree(self._out) as tree:
+                        tree.write(LIVE_FILE, json.dumps({"nodes": self._live}), sync=False)
                 self._look(now)
                 self._push()
 
@@ -243,14 +244,14 @@ class Run:
             case "hello":
                 node.hello = said
                 node.offset_s = round(float(said["time"]) - time.time(), 3)
-            case "beat" if "progress" in said:
-                self._live[node.name] = said["progress"]
+            case "beat" if said:
+                self._live[node.name] = said
             case "file":
                 self._keep(node, said)
             case "stacks":
                 node.evidence = tuple(map(str, said.get("files", ())))
             case "record" if node.record is None:
-                node.record = NodeRecord.model_validate({**said, **node.known, "node": node.name})
+                node.record = NodeRecord.model_validate({**said, **node.known})
                 if node.record.ended != "exited" or node.record.rc != 0:
                     self._follow.setdefault(node.group, node.heard + _FOLLOW_S)
 
@@ -279,15 +280,8 @@ class Run:
         self._follow[node.group] = min(now, self._follow.get(node.group, now))
 
     def _ended(self, node: _Node, ended: Ended, why: str) -> None:
-        node.record = NodeRecord(
-            node=node.name,
-            group=node.group,
-            rank=node.rank,
-            ended=ended,
-            detail=why,
-            shared=(node.hello or {}).get("shared"),
-            **node.known,
-        )
+        shared = (node.hello or {}).get("shared")
+        node.record = NodeRecord(**node.known, ended=ended, detail=why, shared=shared)
 
     def _final(self, node: _Node) -> NodeRecord:
         if node.record is None:
@@ -336,12 +330,8 @@ class Run:
 
 
 def _exit_code(records: Sequence[NodeRecord]) -> int:
+    """As a shell says it, of the first node that failed; one that was stopped as asked has no code of its own."""
     if any(record.ended in ("lost", "not_started") for record in records):
         return LOST
-    return next((code for record in records if (code := _code(record)) != 0), 0)
-
-
-def _code(record: NodeRecord) -> int:
-    """As a shell says it; a node that was stopped as asked has no code of its own."""
-    rc = record.rc or 0
-    return 0 if record.ended == "stopped" else 128 - rc if rc < 0 else rc
+    codes = [record.rc for record in records if record.rc and record.ended != "stopped"]
+    return next((128 - rc if rc < 0 else rc for rc in codes), 0)

@@ -104,6 +104,10 @@ class ProcessTree:
                 del self._known[identity]
         return tuple(self._known.values())
 
+    def stopped(self) -> tuple[int, ...]:
+        """Known processes in state T."""
+        return tuple(stat.pid for stat in self.living() if stat.state == "T")
+
     def cpu_seconds(self) -> float:
         """CPU time used so far by every process ever seen in the run, the ended ones as last seen."""
         return sum(stat.cpu_s for stat in self.living()) + self._ended_cpu_s

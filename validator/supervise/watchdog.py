@@ -246,13 +246,13 @@ class Activity:
     """What the run's processes did lately. None where it cannot be known.
 
     `cpu_cores` is CPU time over wall time. `gpu_working`: some GPU moved memory; a collective that waits for a lost
-    rank shows full utilization without any. `gpu_spinning`: just that. `stopped` are processes in state T.
+    rank shows full utilization without any. `gpu_spinning`: just that. `stopped` are processes in state T, by pid.
     """
 
     cpu_cores: float | None = None
     gpu_working: bool | None = None
     gpu_spinning: bool = False
-    stopped: tuple[int, ...] = ()
+    stopped: tuple[int | str, ...] = ()
 
     @property
     def busy(self) -> bool:

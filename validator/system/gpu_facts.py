@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,6 +149,13 @@ class GpuFacts:
     def as_json(self) -> dict[str, Any]:
         """All facts as plain values, reasons as text."""
         return {**asdict(self), "throttle_reasons": list(self.throttle_reasons)}
+
+
+def use_of(gpus: Sequence[GpuFacts]) -> tuple[bool, bool]:
+    """Whether a GPU moves memory, and whether one runs kernels all the time: a collective that waits for a lost rank
+    does the second alone."""
+    moving = any((gpu.memory_utilization_pct or 0) >= 1 for gpu in gpus)
+    return moving, any((gpu.utilization_pct or 0) >= 90 for gpu in gpus)
 
 
 @dataclass(frozen=True)

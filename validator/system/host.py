@@ -6,6 +6,7 @@ trainer that believes in 64 cores and may use 4 is slow for no visible reason.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import platform
 import re
@@ -151,3 +152,11 @@ def _memory_left(proc: Path, cgroup: Path) -> int | None:
 def _file_cache(folder: Path) -> int:
     cached = ("inactive_file", "total_inactive_file")
     return next((int(value) for name, value in proc_fields(folder / "memory.stat", " ") if name in cached), 0)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

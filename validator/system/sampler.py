@@ -17,7 +17,7 @@ from typing import Any
 
 from validator.files import Tree
 from validator.system.counters import ErrorCounters
-from validator.system.gpu_facts import GpuFacts
+from validator.system.gpu_facts import GpuFacts, use_of
 from validator.system.host import load_1m, meminfo
 from validator.system.nvml import MIB, Gpus
 from validator.system.processes import TICK_S, OtherProcesses, read_proc_text
@@ -67,6 +67,8 @@ class Sampler:
         self.path = path
         self.interval_s = interval_s
         self.failure: str | None = None
+        self.use: tuple[bool, bool] | None = None
+        """`use_of` the GPUs at the latest sample; None where there are none."""
         self._proc = proc
         self._gpus = Gpus.open(nvml=nvml)
         self._before = self._ticks()
@@ -104,7 +106,9 @@ class Sampler:
     def sample(self) -> list[float | int | None]:
         """One row, in the order of `sample_columns`."""
         row: list[float | int | None] = [round(time.time(), 3), *self._host()]
-        for gpu in self._gpus.states():
+        states = self._gpus.states()
+        self.use = use_of(states) if states else None
+        for gpu in states:
             row += self._gpu(gpu)
         return row
 

@@ -11,6 +11,7 @@ from validator.diagnose import diagnose
 from validator.ingest import collect_run
 from validator.judge import judge_phase
 from validator.kinds.registry import kind_of
+from validator.model.nodes import NodeRecord, NodeRecords
 from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Outcome, PhaseRecord, RunRecord, ValidationRecord
 from validator.model.verdict import Finding, PhaseReport, ValidationReport
@@ -38,9 +39,13 @@ def judged(
     gpus: int,
     last_go: ValidationReport | None = None,
     facts: dict[str, Any] | None = None,
+    nodes: Mapping[str, dict[str, Any]] | None = None,
 ) -> PhaseReport:
-    """A phase whose run ended well and left what `write` writes into its folder."""
-    return explained(folder, phase, lambda spec, out: write(out), gpus=gpus, last_go=last_go, facts=facts)[0]
+    """A phase whose run ended well and left what `write` writes into its folder; `nodes` are those of a cluster, with
+    their facts."""
+    return explained(folder, phase, lambda spec, out: write(out), gpus=gpus, last_go=last_go, facts=facts, nodes=nodes)[
+        0
+    ]
 
 
 def explained(
@@ -51,13 +56,17 @@ def explained(
     gpus: int,
     last_go: ValidationReport | None = None,
     facts: dict[str, Any] | None = None,
+    nodes: Mapping[str, dict[str, Any]] | None = None,
 ) -> tuple[PhaseReport, tuple[Finding, ...]]:
     """The same with the findings; `write` sees which run of the phase it is."""
-    book = runbook({"id": "it", **phase}, hardware={"gpus": gpus})
+    cluster = {"cluster": {"engine": "local", "nodes": len(nodes)}} if nodes else {}
+    book = runbook({"id": "it", **phase}, hardware={"gpus": gpus}, **cluster)
     done = []
     for spec in plan_phase(book, book.phases[0], run_dir=folder).runs:
         out = folder / spec.out
         (out / "logs").mkdir(parents=True)
+        if nodes is not None:
+            _write_nodes(spec, out, nodes)
         write(spec, out)
         attempt = Attempt(
             number=1, command=spec.argv, pid=1, started="2026-01-01T00:00:00Z", duration_s=9.0, rc=0, reason="exited"
@@ -69,6 +78,19 @@ def explained(
     validation = ValidationRecord(book, (record,), environment=facts or machine(gpus), last_go=last_go)
     report = judge_phase(record, validation=validation, judged={})
     return report, diagnose(validation, (report,))
+
+
+def _write_nodes(spec: RunSpec, out: Path, facts: Mapping[str, dict[str, Any]]) -> None:
+    names = list(facts)
+    left = NodeRecords(
+        schema=1,
+        nodes=tuple(
+            NodeRecord(node=names[at], group=group, rank=rank, ended="exited", rc=0, facts=facts[names[at]])
+            for group, members in enumerate(spec.groups)
+            for rank, at in enumerate(members)
+        ),
+    )
+    (out / "nodes.json").write_text(left.model_dump_json(by_alias=True))
 
 
 def found(report: PhaseReport, name: str) -> tuple[str, str]:

@@ -335,3 +335,29 @@ def test_ranks_of_several_nodes_are_named_by_node_and_have_the_samples_of_their_
     assert [record.loads[rank].temperature_c for rank in (0, 1)] == [60.0, 90.0]
     assert record.whole
     assert not record._replace(planned=4).whole
+
+
+def test_each_gpu_of_a_cluster_is_held_to_the_bound_of_its_own_node(tmp_path: Path) -> None:
+    """Two nodes of two GPUs: beside three healthy ones n2's GPU 1 holds half, by itself or by its owner's limit."""
+
+    def held(name: str, *, watts: float = 700.0, card: str = "NVIDIA H200") -> tuple[str, str]:
+        facts = {"n1": machine(2), "n2": machine(2, card)}
+        facts["n2"]["gpus"]["gpu1"] |= {"power_limit_w": watts, "power_limit_default_w": 700.0}
+
+        def write(out: Path) -> None:
+            for rank in range(4):
+                lines = device(rank)
+                lines[0]["device"]["index"] = rank % 2
+                scale(0.5, rank=3)(rank, lines)
+                (out / f"burnin_rank{rank}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+        report = judged(tmp_path / name, {"kind": "burnin", "on": "all"}, write, gpus=2, facts={}, nodes=facts)
+        return found(report, "rate")
+
+    status, message = held("slow")
+    assert (status, message.partition(" held")[0]) == ("FAIL", "n2, GPU 1")
+    assert "of its public bound; look for other programs on it" in message
+    assert held("limited", watts=300.0)[0] == "PASS"
+    status, message = held("unknown", card="NVIDIA Unheard-of")
+    assert status == "PASS"
+    assert message.endswith("n2, GPU 0, n2, GPU 1: measured, no public bound.")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import apprise
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.validator.service.pushing import served
 from tests.webhooks import Post, listening
+from validator.errors import UserError
 from validator.nightly import job as nightly_job
 from validator.nightly.job import Overlap, _alone, require_prometheus, run_job
 from validator.nightly.settings import (
@@ -27,7 +30,9 @@ from validator.nightly.settings import (
     last_ended,
     notify,
     require_apprise,
+    unsent_runs,
 )
+from validator.pipeline import push as pipeline_push
 
 TOKEN = "b3xk7pq9wz2m"
 TOLD = Notification(NightlyRun("quick", 0, "GO", "why", "2026-01-02T03:04:05+00:00", 1.0, None, None, "log"), ())
@@ -193,6 +198,28 @@ def test_a_complaint_is_cut_where_no_half_of_an_address_is_left(
     told = tuple(notify(job(command=f"sh {workdir}/complain https://chat.example/hook/{TOKEN}"), TOLD))
     assert told[0].startswith("command: ended with 1: ")
     assert not any(TOKEN[at:] in told[0] for at in range(len(TOKEN) - 3))
+
+
+def test_a_run_that_cannot_be_pushed_waits_for_the_next_night(
+    job: Callable[..., Nightly], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_push, "_MAX_PAUSE_S", 0.01)
+    night = job(push="http://127.0.0.1:9")
+    (workdir / "state").mkdir()
+    (workdir / "state" / "unsent.json").write_text('["20260101T000000Z-gone"]', encoding="utf-8")
+    ended = run_job(night)
+    assert (ended.decision, ended.exit_code) == ("GO", 0)
+    log = Path(ended.log).read_text(encoding="utf-8")
+    assert f"push failed: Unable: http://127.0.0.1:9 has not got all of {ended.run_id}: " in log
+    assert unsent_runs(night) == ("20260101T000000Z-gone", ended.run_id)
+    with served(workdir / "theirs") as address:
+        lines = list(nightly_job._hand_in(job(push=address), replace(ended, run_id=None)))
+    assert lines[0] == f"{address} has {ended.run_id}"
+    assert lines[1].startswith("20260101T000000Z-gone is left out: ")
+    assert unsent_runs(night) == ()
+    assert (workdir / "theirs" / str(ended.run_id) / "report.html").is_file()
+    with pytest.raises(UserError, match="http://HOST:PORT"):
+        nightly_job.push_destination(job(push="gpu7:8700"))
 
 
 def test_a_password_is_masked_as_it_is_typed_and_as_the_address_has_it(job: Callable[..., Nightly]) -> None:

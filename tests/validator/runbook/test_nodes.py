@@ -62,3 +62,10 @@ def test_a_criterion_on_nodes_needs_nodes() -> None:
     found = check(phase(accept=["nodes.min >= 0.9"]), cluster=LOCAL)
     assert any("add on: each" in one for one in found)
     assert check(phase(accept=["nodes.min >= 0.9"], on="each"), cluster=LOCAL) == []
+
+
+def test_a_number_of_nodes_is_no_setting_to_choose() -> None:
+    sweep = phase(kind="sweep", over={"on": [1, 2]}, choose={"highest": "toks_per_s.mean"})
+    assert any(
+        "over has 'on'" in one and "write a train phase for each number" in one for one in check(sweep, cluster=LOCAL)
+    )

@@ -210,7 +210,13 @@ def test_a_log_in_no_known_format_is_refused(tmp_path: Path, lines: int, first_s
 
 
 def test_nodes_that_train_alone_are_shown_and_the_slowest_of_them_may_stall(tmp_path: Path) -> None:
-    (tmp_path / "live.json").write_text('{"n1": 12, "n2": 7}')
+    (tmp_path / "live.json").write_text('{"nodes": {"n1": {"step": 12}, "n2": {"step": 7}}}')
     events = list(watch(tmp_path, interval_s=0.05, limits=LIMITS))
     assert [(one.code, one.step) for one in events] == [("progress", 7), ("stall", 7)]
     assert events[0].message == "step 7, nodes n2 at 7, n1 at 12"
+
+
+def test_nodes_that_train_alone_are_no_further_than_one_that_has_said_nothing(tmp_path: Path) -> None:
+    (tmp_path / "live.json").write_text('{"nodes": {"n1": {"step": 12}, "n2": {}}}')
+    (event,) = watch(tmp_path, interval_s=0.05, limits=watchdog(first_step=0.3))
+    assert (event.code, event.step) == ("stall", None)
