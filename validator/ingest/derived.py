@@ -26,6 +26,12 @@ _FEW, _NEAR_START, _FALLS = 5, 3.0, 0.2
 """Rows from which a time that only rises may be a running one, how many rows' growth its first value is at most, and
 the share of rows at which a time falls from which it is none."""
 
+_MANY = 8
+"""Rows from which a time of unknown kind that rises in each is a running one, wherever it begins."""
+
+_ALL_BUT = 0.8
+"""Share of the clock that times of all steps fill at least."""
+
 _EITHER = ("time", "any_time", "time_ms", "any_time_ms")
 """Names that say neither whether a time is that of a step nor whether it is a date."""
 
@@ -50,15 +56,31 @@ def clocks(found: Mapping[str, Column]) -> dict[str, Column]:
         seconds = steps, values * (1e-3 if name.endswith("_ms") else 1.0)
         if values.size and float(np.nanmin(values)) > _DATE:
             made.setdefault("timestamp", made.pop(name))
-        elif _runs(values):
+        elif _runs(values) or (name in _EITHER and values.size >= _MANY and bool((np.diff(values) > 0).all())):
             del made[name]
             made.setdefault("elapsed_s", seconds)
         elif name in _EITHER:
             del made[name]
-            made.setdefault("step_time_s", seconds)
+            kind = _kind(*seconds, made.get("elapsed_s") or made.get("timestamp"))
+            if kind is not None:
+                made.setdefault(kind, seconds)
     if "elapsed_s" in made and "step_time_s" not in made and _falls(made["elapsed_s"][1]):
         made["step_time_s"] = made.pop("elapsed_s")
     return made
+
+
+def _kind(steps: Steps, values: Floats, clock: Column | None) -> str | None:
+    """What a time is that every so many steps have: that of all since the row before, or of one; None where no clock
+    beside it says which."""
+    if len(steps) < 2 or float(np.median(np.diff(steps))) <= 1:
+        return "step_time_s"
+    if clock is None or len(clock[0]) < 2:
+        return None
+    strides = (clock[0][-1] - clock[0][0]) / np.median(np.diff(steps))
+    of_rows = float(np.nanmean(values)) / float((clock[1][-1] - clock[1][0]) / strides)
+    if _ALL_BUT <= of_rows <= 2 - _ALL_BUT:
+        return "interval_s"
+    return "own_step_time_s" if of_rows * float(np.median(np.diff(steps))) < 2 - _ALL_BUT else None
 
 
 def _runs(values: Floats) -> bool:
@@ -118,10 +140,12 @@ def _derived(found: Mapping[str, Column], own: Column | None, wall: Column | Non
 def _epoch_starts(found: Mapping[str, Column], clock: str) -> Steps | None:
     """Steps done before the epoch of each row of this clock, less one where steps are counted from 0; None where the
     log does not say how many steps an epoch has."""
-    rows, lengths, epochs = (found.get(name) for name in (clock, "steps_per_epoch", "epoch"))
-    if rows is None or lengths is None or epochs is None or not len(rows[0]) == len(lengths[0]) == len(epochs[0]):
+    rows, lengths = found.get(clock), found.get("steps_per_epoch")
+    if rows is None or lengths is None:
         return None
     length = int(np.median(lengths[1]))
+    if "epoch" not in found:  # a bar, which counts from 1
+        return (rows[0] - 1) // length * length
     return rows[0] // length * length - int((rows[0] % length == 0).any())
 
 

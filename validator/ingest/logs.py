@@ -21,7 +21,8 @@ from validator.ingest.table import StepTable
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import without_colors
 from validator.model.pattern import LinePattern, StepCounter, line_pattern, parse_number
-from validator.model.recipes import Recipe, recognize
+from validator.model.print_formats import Recipe
+from validator.model.recipes import recognize
 from validator.model.result import CollectiveWait, LogHit, RankError, ScalarValue
 
 MAX_LINE = 8192

@@ -107,6 +107,11 @@ class PrintedRows:
                 ):
                     self.doubtful.append((number, shown))
 
+    @property
+    def _is_bar(self) -> bool:
+        """Whether the rows are those of a bar, which is drawn again with a later loss before its step moves on."""
+        return "elapsed_s" in self.columns and not {"steps_total", "steps_per_epoch"}.isdisjoint(self.columns)
+
     @cached_property
     def _loss_names(self) -> tuple[str, ...]:
         return tuple(name for name in self.pattern.names if series_name(name) == "loss")
@@ -148,7 +153,7 @@ class PrintedRows:
             places = group[place[np.array(rows, dtype=np.int64)][at]]
             numbers = np.array(values, dtype=np.float64)[at]
             last = np.flatnonzero(np.diff(places, append=-1))
-            if name == "loss" and last.size < places.size:
+            if name == "loss" and last.size < places.size and not self._is_bar:
                 _note_repeats(places, numbers, own, where, note)
             if name == "elapsed_s":  # a bar is drawn again when it is closed; its step was done when it first showed it
                 last = np.flatnonzero(np.diff(places, prepend=-1))

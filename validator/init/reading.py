@@ -167,7 +167,7 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         yield {"reader": [name]}, f"the files that the reader {name} knows", False, False
     if known is not None:
         path, recipe = known
-        by_epochs = recipe.name == "epochs"
+        by_epochs = recipe.by_epochs
         yield {"stdout": recipe.pattern}, f"{where}, as lines of {recipe.name} ({path.name})", False, by_epochs
     if guess is not None:
         rows = "{row}" in guess

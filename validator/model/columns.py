@@ -84,7 +84,7 @@ _NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
 """Groups of a line without others that says nothing of a step: that a file was saved, or how many there will be."""
 
 _KNOWN = frozenset({*HEADERLESS, *METRICS})
-_COLOR = re.compile(rb"\x1b\[[0-9;]*m")  # ESC[1;31m
+_COLOR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")  # ESC[1;31m, and what clears a line or moves in it: ESC[K
 
 
 def without_colors(printed: bytes) -> bytes:

@@ -10,25 +10,22 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from typing import NamedTuple
+
+from validator.model.moments import CLOCK, MOMENT, seconds_of
 
 _NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
     r"[-+]?(?:(?:\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
     r"(?:[kKMG](?:(?![A-Za-z])|(?=tok)))?"
     r"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z])"
 )
-_CLOCK = r"\d+(?: days?, |:)\d{1,2}(?::\d\d){0,2}(?:\.\d+)?"  # 4:03 | 1:02:03.5 | 2 days, 1:02:03
-_ZONE = r"(?:Z|[-+]\d\d:?\d\d(?![\d:]))"  # Z | +02:00 | -0530
-# 2026-03-04 05:06:07,890 | 2026-03-04T05:06:07+02:00 | 20260304 05:06:07 | 03/04 05:06:07
-_MOMENT = r"(?:\d{4}[-/]?\d\d[-/]?\d\d|\d\d/\d\d)[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?" + f"{_ZONE}?"
 _WHOLE = r"\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+"
 _COUNTS = ("step", "epoch", "steps_per_epoch", "steps_total")
 _BODIES = {
     **dict.fromkeys(_COUNTS, _WHOLE),
-    "elapsed_s": f"{_CLOCK}|{_NUMBER}",
-    "timestamp": f"{_MOMENT}|{_NUMBER}",
+    "elapsed_s": f"{CLOCK}|{_NUMBER}",
+    "timestamp": f"{MOMENT}|{_NUMBER}",
     "row": "",
 }
 """What a short group matches, for the groups that are not plain numbers."""
@@ -95,42 +92,13 @@ def parse_number(text: str) -> float | None:
     try:
         return factor * float(digits)
     except ValueError:
-        return _seconds(shown)
+        return seconds_of(shown)
 
 
 def has_decimal_comma(text: str) -> bool:
     """Whether a text begins with a number whose comma groups no thousands: `2,31`, `0,312`."""
     number = re.match(r"[-+]?\d+,\d+", text)
     return number is not None and parse_number(number[0]) is None
-
-
-def _seconds(text: str) -> float | None:
-    """A duration in seconds, or a date with a time in Unix seconds; None for anything else."""
-    if re.fullmatch(_CLOCK, text):
-        days, _, rest = text.rpartition(" days, " if " days, " in text else " day, ")
-        parts = [float(part) for part in rest.split(":")]
-        if len(parts) == 4:
-            return ((parts[0] * 24 + parts[1]) * 60 + parts[2]) * 60 + parts[3]
-        return (float(days) * 86400 if days else 0.0) + sum(60.0**i * part for i, part in enumerate(reversed(parts)))
-    if re.fullmatch(_MOMENT, text):
-        zone = re.search(f"(?<=[0-9]){_ZONE}$", text)
-        text, ahead_s = (text, 0.0) if zone is None else (text[: zone.start()], _ahead_s(zone[0]))
-        day, _, clock = re.sub(r"[T ,]+", " ", text.replace(",", ".", 1) if text.count(",") else text).partition(" ")
-        day = re.sub(r"[-/]", "", day)
-        day = f"2000{day}" if len(day) == 4 else day  # a logger that omits the year
-        try:
-            moment = datetime.strptime(f"{day} {clock.split('.')[0]}", "%Y%m%d %H:%M:%S")
-        except ValueError:
-            return None
-        fraction = clock.partition(".")[2]
-        return moment.replace(tzinfo=timezone.utc).timestamp() + float(f"0.{fraction or 0}") - ahead_s
-    return None
-
-
-def _ahead_s(zone: str) -> float:
-    """Seconds that the clocks of a zone (`Z`, `+02:00`, `-0530`) are ahead of UTC."""
-    digits = zone.lstrip("+-Z").replace(":", "")
-    return 0.0 if not digits else (-60.0 if zone[0] == "-" else 60.0) * (60 * int(digits[:2]) + int(digits[2:]))
 
 
 class Printed(NamedTuple):
@@ -380,9 +348,9 @@ class StepCounter:
             # Without an epoch number, the last step of an epoch announces the next one.
             over = epoch is None and length is not None and self._last > length - max(self._stride, 1.5)
             if later or over:
-                # The last epoch may be shorter, and says its own length.
+                # The last epoch may be shorter, and says its own length. Where none is known, lines come at one stride.
                 before = length if self._length is None else self._length
-                self._offset += before if before is not None else self._last + self._stride
+                self._offset += before if before is not None else self._last + self._stride - step
         elif self._last is not None and step > self._last:
             self._stride = step - self._last
         self._epoch, self._last, self._length = epoch, step, length

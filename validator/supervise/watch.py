@@ -17,7 +17,7 @@ from validator.errors import ExitCode, FolderError
 from validator.files import Tree, is_file
 from validator.ingest.logs import log_lines, recognized
 from validator.model.catalogue import PACES
-from validator.model.recipes import Recipe
+from validator.model.print_formats import Recipe
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog
 from validator.supervise.follow import RunFollower
 from validator.supervise.nodes import live_text

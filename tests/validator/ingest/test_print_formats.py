@@ -1,0 +1,177 @@
+"""What is read of the print formats of public trainers: all that they print, or less, but nothing that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.validator.ingest.forms import EPOCH, FORMS, LOSSES, RANKS, ROWS, STEPS, TOKENS, bar
+from validator.ingest import collect_dir
+from validator.model.columns import contract_values
+from validator.model.pattern import line_pattern, parse_number
+from validator.model.print_formats import Recipe
+from validator.model.recipes import RECIPES, recognize
+from validator.model.result import Result
+
+
+def read(lines: Iterable[str], folder: Path) -> Result:
+    (folder / "train.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return collect_dir(folder / "train.log")
+
+
+def check_pace(result: Result, name: str, truth: Callable[[float], float]) -> None:
+    """The series in both halves of the run; its rows are of one or more steps."""
+    found = result.series[name]
+    weights = np.diff(found.steps, prepend=2 * found.steps[0] - found.steps[1])
+    for half, seconds in ((found.steps <= STEPS // 2, 0.8), (found.steps > STEPS // 2 + 12, 1.6)):
+        if half.any():
+            mean = float(np.average(found.values[half], weights=weights[half]))
+            assert mean == pytest.approx(truth(seconds), rel=0.05), name
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_format_prints_is_read_for_what_it_is(name: str, tmp_path: Path) -> None:
+    form, line, series = FORMS[name]
+    result = read(map(line, ROWS), tmp_path)
+    assert result.evidence.printed is not None
+    assert result.evidence.printed.format == form
+    found = result.series["loss"]
+    first = int(found.steps[0])
+    assert first in (0, 1)
+    assert found.steps.tolist() == list(range(first, first + STEPS))
+    assert found.values.tolist() == pytest.approx(LOSSES, abs=6e-3)
+    for sign, key, truth in (
+        ("t", "step_time_s", lambda t: t),
+        ("r", "toks_per_s", lambda t: TOKENS / t),
+        ("k", "toks_per_s_per_rank", lambda t: TOKENS / RANKS / t),
+    ):
+        if sign in series:
+            check_pace(result, key, truth)
+    if "t" not in series and "r" not in series:
+        assert not {"step_time_s", "toks_per_s"} & result.series.keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{n}% loss: 2.{n}",
+        "{n}/300 loss: 2.{n}",
+        "[{n}] loss: 2.{n}",
+        "epoch 0.{n} loss: 2.{n}",
+        "step 0.{n} loss 2.{n}",
+        "step {n}% loss 2.{n}",
+        "step {n} average loss: 2.{n}",
+        "val step {n} loss 2.{n}",
+        "Epochs:   {n}%|#  | {n}/9 [01:59<02:02, 61.20s/it, loss=2.{n}]",
+        " {n}%|#  | {n}/60000 [01:59<02:02, 512.1img/s, loss=2.{n}]",
+        "Batch 0/5 loss 2.{n}",
+    ],
+)
+def test_what_is_no_step_and_no_date_is_not_taken_for_one(line: str) -> None:
+    assert recognize((n, line.format(n=n)) for n in range(1, 8)) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("step {n} loss 2.5 eta 00:1{n}:03", {}),
+        ("step {n} | ETA: 2026-03-0{n} 05:00:00 | loss 2.5", {}),
+        ("step {n} loss 2.5 remaining time 12{n}.3s", {}),
+        ("step {n} loss 2.5 data time 0.{n}s", {}),
+        ("step {n} loss 2.5 tok/s: 1.{n} M", {}),
+        ("step {n} loss 2.5 tok/s: 900", {"toks_per_s": 900.0}),
+        ("step {n} loss 2.5 tok/s=900 (avg tok/s=99)", {"toks_per_s": 900.0}),
+        ("step {n} loss 2.5 | throughput (avg): 900 tok/s", {}),
+        ("step {n} loss 2.5 | 900 tokens per second per GPU", {"toks_per_s_per_rank": 900.0}),
+        ("step {n} loss 2.5 | tokens/s/gpu 90 | tokens/s 900", {"toks_per_s": 900.0, "toks_per_s_per_rank": 90.0}),
+        ("step {n} loss 2.5 elapsed: 1{n}.5m", {}),
+        ("step {n} loss 2.5 dt 0.5", {}),
+        ("step {n}: val loss 9.1, loss 2.5", {}),
+        ("step {n} | packet loss 5% | loss 2.5", {}),
+        ("step {n} loss 2.5 param_norm 200.5", {}),
+        ("1048{n}76000 tokens step {n} loss 2.5", {}),
+        ("step {n} tokens 1,234,567 loss 2.5", {}),
+    ],
+)
+def test_a_number_is_what_its_name_and_unit_say(line: str, found: dict[str, float]) -> None:
+    known = recognize((n, line.format(n=n)) for n in range(1, 8))
+    assert known is not None
+    printed = line_pattern(known[0].pattern).read(line.format(n=5))
+    assert printed is not None
+    assert (printed.step, printed.odd) == (5, None)
+    assert contract_values(printed.values) == {"loss": 2.5, **found}
+
+
+@pytest.mark.parametrize(("shown", "every", "truth"), [(1.0, 1, 1.0), (10.0, 10, 1.0), (1.0, 10, 1.0), (4.0, 10, None)])
+@pytest.mark.parametrize("dated", [True, False])
+def test_a_time_of_every_tenth_step_needs_a_clock_beside_it(
+    shown: float, every: int, truth: float | None, dated: bool, tmp_path: Path
+) -> None:
+    """It may be that of ten steps or of one; the dates say which."""
+    begin = datetime(2026, 3, 4, tzinfo=timezone.utc)
+    rows = ((i, begin + timedelta(seconds=i)) for i in range(every, 41 * every, every))
+    lines = (f"{f'{at:%Y-%m-%d %H:%M:%S} ' if dated else ''}step {i} loss 2.5 time {shown}s" for i, at in rows)
+    found = read(lines, tmp_path).series.get("step_time_s")
+    if every > 1 and not dated:
+        assert found is None
+    else:
+        assert found is not None
+        assert float(np.median(found.values)) == pytest.approx(1.0 if truth is None else truth)
+
+
+def test_samples_are_no_steps(tmp_path: Path) -> None:
+    lines = (f"Train Epoch: 1 [{640 * i}/60000 ({i}%)]\tLoss: {x:.6f}" for i, x in enumerate(LOSSES))
+    result = read(lines, tmp_path)
+    assert result.series["loss"].steps.tolist() == list(range(1, STEPS + 1))
+    assert "step_time_s" not in result.series
+
+
+def test_a_bar_that_is_drawn_again_with_a_later_loss_is_no_repeated_row(tmp_path: Path) -> None:
+    """tqdm sets the loss of a step before it counts it."""
+    bars = (
+        bar(r.i - 1, STEPS, r.c - r.t, behind=f", loss={r.x:.3f}") + bar(r.i, STEPS, r.c, behind=f", loss={r.x:.3f}")
+        for r in ROWS
+    )
+    assert not read(bars, tmp_path).irregularities
+
+
+def test_a_mean_since_the_start_of_an_epoch_is_taken_apart(tmp_path: Path) -> None:
+    bars = (
+        f"\r{r.b}/{EPOCH} ━━━━━━━━━━ 12s {1e3 * r.since / r.b:.0f}ms/step - accuracy: 0.5 - loss: {r.x:.4f}"
+        for r in ROWS
+    )
+    result = read(bars, tmp_path)
+    assert result.series["step_time_s"].values[-1] == pytest.approx(1.6, rel=0.03)
+    assert result.scalars["steps.done"].value == STEPS
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-03-04,05:06:07", 1772600767.0),
+        ("03/04/2026 05:06:07", 1772600767.0),
+        ("24/03/2026 05:06:07", 1774328767.0),
+        ("03/04/26 05:06:07", 1772600767.0),
+        ("26-03-04 05:06:07.5", 1772600767.5),
+        ("05:06:07,250", 18367.25),
+        ("2026 05:06:07", None),
+    ],
+)
+def test_dates_of_loggers(text: str, seconds: float | None) -> None:
+    assert parse_number(text) == seconds
+
+
+PIECES = "loss 2.5 |step |1 tok/s |5 ms/step |12,345,|| |- |[|epoch 1 |time |x=1, |[1][ 5/10] |train/|\t| "
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda one: one.name)
+def test_a_long_line_takes_time_in_proportion_to_its_length(recipe: Recipe) -> None:
+    """A pattern that repeats what repeats itself would take minutes; the limit is on a search of a log (ADR 0019)."""
+    pattern = line_pattern(recipe.pattern)
+    for piece in PIECES.split("|"):
+        for start in ("", "step 5 loss 2.5 ", recipe.words[0]):
+            pattern.read((start + (piece or "|") * 2000)[:2000])

@@ -1,0 +1,234 @@
+"""Print formats that go by the words and the shapes that lines hold: progress bars, records, and lines with a step.
+
+What a number is must be certain: its name or its unit says so, and nothing around it says that it is an average, or of
+a validation. Else it is left out. Each part looks for its words first, so that a line without them costs little, and
+none repeats what repeats itself: time grows with the length of a line.
+"""
+
+from __future__ import annotations
+
+from validator.model.print_formats import Recipe
+
+_DATE = (
+    r"(?:(?<![\d.,/:-])(?:(?=\d{4}[-/]?\d\d[-/]?\d\d[T ,]+\d\d:)"
+    r"|(?=\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?[T ,]+\d\d:)"
+    r"|(?<=[IWE])(?=\d{4} \d\d:))"
+    r"|(?:^|(?<=^[\[ ])|(?<=\]: ))"
+    r"(?:(?=\d\d:\d\d:\d\d(?![:\d]))|(?=1[4-9]\d{8}(?:\d{3})?(?!\d| ?(?:tok|sam|seq|par)))))"
+)
+"""Where a date begins, or at the start of a line the time of the day or Unix seconds: no percentage, fraction or
+counter is one."""
+
+_TO_COME = r"\b(?:eta|ends?|finish\w*|until|remaining|expected|step|epoch|loss)\b"
+_DATED = rf"(?:(?!{_TO_COME})[^\n]){{0,60}}?{_DATE}{{timestamp}}"
+DATED = rf"(?=(?:{_DATED})?)"
+"""A date near the start of a line, where it has one; none of what is to come."""
+
+_NAME = r"(?<![\w/.-])"
+_IS = r"[\"')]?[ \t]{0,8}[:=]?[ \t]{0,8}"
+"""Between a name and its number."""
+
+_OTHER = r"(?:eval(?:uat\w+)?|val(?:id(?:at\w+)?)?|test(?:ing)?|dev)"
+_NO_EVALUATION = rf"(?!.{{0,80}}?\b{_OTHER}\b[\])]?[\s:|_-]{{0,3}}(?:step|iter|epoch|batch|set|\d|\[))"
+"""The line is not about a validation, whose steps are others."""
+
+_NOT_LOSS = "".join(
+    rf"(?<!\b{word} loss)"
+    for word in (
+        *("val", "valid", "validation", "eval", "evaluation", "test", "dev", "aux", "best", "min"),
+        *("avg", "average", "mean", "running", "smoothed", "ema", "epoch"),
+    )
+) + "".join(
+    rf"(?<!\b{word} {kind} loss)" for word in ("avg", "average", "mean") for kind in ("train", "training", "batch")
+)
+_LOSS = (
+    rf"{_NAME}(?:actor/pg_|(?:reduced_)?train(?:ing)?[ _/])?(?:lm[ _]|total[ _]|step_)?(?:loss|xent)\b{_NOT_LOSS}"
+    rf"(?: train\b)?(?: \(curr\))?{_IS}{{loss}}(?![\d.,]*\s?%)"
+)
+
+
+def _optional(part: str, *, needs: str = "") -> str:
+    """The part anywhere in the line, or not at all; it is looked for where the line holds what it `needs`."""
+    return rf"(?=(?:(?=.*?{needs}).*?{part})?)" if needs else rf"(?=(?:.*?{part})?)"
+
+
+_MEANS = r"\b(?:avg|average|mean|running|smoothed|overall|ema|median|min|max|best|eta|remaining)"
+_WITHIN = rf"(?:^|[|,;(\[\t]| - )(?:(?!{_MEANS}| - )[^|,;(\[\t])*?"
+"""From a separator to the next number, past no word that says that it is an average, or still to come."""
+
+_PER_RANK = r"(?:(?:/|_per_| per | / )(?:gpu|device|rank|chip|card|npu|tpu|core)s?\b)"
+_RATE = r"tok(?:en)?s?(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
+_A_STEP = r"(?: ?/ ?| per )(?:step|it|iter|iteration|batch)\b"
+_STEPS_A_S = r"(?:it(?:er(?:ation)?)?|step|batch)(?:e?s)?(?:/| per )s(?:ec(?:ond)?)?\b"
+_ITS_TIME = (
+    rf"{_NAME}(?:dt|(?:step|iter|iteration|batch)[_ ]time|time(?:/|[_ ]per[_ ])(?:step|iter|iteration)"
+    r"|(?:elapsed_)?time_per_iteration|train_step_timing|timing_s/step)"
+)
+
+
+def _per(group: str, unit: str) -> str:
+    """A number before its unit, `21 ms/step`, or behind it, `ms/step: 21`. Between two numbers, as in `loss 2.3 ms/step
+    21`, the unit belongs to neither, unless a sign or the lack of a label says to which."""
+    number = f"{{{group}}}"
+    before = rf"(?<![\w.,/])(?:(?<![A-Za-z] ){number} ?{unit}|{number} ?{unit}(?!\s+[\d.]))(?![\"']?\s*[:=]\s*[\d.])"
+    behind = rf"(?<![a-z/])(?:{unit}[\"')]?\s?[:=]\s{{0,8}}|(?<![\d.] )(?<![\d.]){unit}\s+){number}"
+    return rf"{_WITHIN}(?:{before}|{behind})"
+
+
+def _rate(group: str, unit: str) -> str:
+    number = f"{{{group}}}"
+    before = rf"(?<![\w.,/+-]){number} ?{unit}(?!\w)(?![\"')]?\s{{0,8}}[:=])(?!\s+[\d.])"
+    behind = rf"(?<![\w/.-]){unit}[\"')]?(?:[ \t]{{0,8}}[:=][ \t]{{0,8}}|[ \t]+){number}"
+    behind += r"(?![\d.]|\s?(?:%|[kKMG]\b|[a-zA-Z]+/))"
+    return rf"{_WITHIN}(?:{before}|{behind})"
+
+
+_VALUES = "".join(
+    (
+        _optional(_LOSS, needs="(?:loss|xent)"),
+        _optional(rf"(?<![a-z])(?:grad(?:ient)?[_ ]?norm|gnorm|(?<![_/])norm)\b{_IS}{{grad_norm}}", needs="norm"),
+        _optional(rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}", needs="(?:lr|learning)"),
+        _optional(_rate("toks_per_s", rf"{_RATE}(?!{_PER_RANK})"), needs="tok"),
+        _optional(_rate("toks_per_s_per_rank", rf"{_RATE}{_PER_RANK}"), needs="tok"),
+        _optional(rf"{_WITHIN}(?<![\w.,/+-]){{ktoks_per_s}} ?(?:k|K) ?{_RATE}(?!\w)(?!{_PER_RANK})", needs="k ?tok"),
+        _optional(
+            rf"{_WITHIN}{_ITS_TIME}(?:(?:_ms|[ _]?\(ms\)){_IS}{{step_time_ms}}|{_IS}{{step_time_ms}} ?ms\b)", needs="ms"
+        ),
+        _optional(
+            rf"{_WITHIN}{_ITS_TIME}(?:(?:_s|[ _]?\(s\)| in s){_IS}{{step_time_s}}|{_IS}{{step_time_s}} ?s(?:ec\w*)?\b"
+            rf"|(?<=timing_s/step):{{step_time_s}})",
+            needs="(?:dt|time|timing)",
+        ),
+        _optional(_per("step_time_ms", rf"ms{_A_STEP}"), needs="ms"),
+        _optional(_per("step_time_s", rf"s(?:ec(?:ond)?s?)?{_A_STEP}"), needs=r"s(?:ec(?:ond)?s?)?(?: ?/| per)"),
+        _optional(_per("steps_per_s", _STEPS_A_S), needs=r"(?:/| per )s"),
+        _optional(
+            rf"(?<![A-Za-z])(?<![A-Za-z][ _/.-])(?:time|took|elapse|seconds)\b{_IS}"
+            r"(?:{any_time_ms} ?ms\b|{any_time} ?s(?:ec\w*)?\b|(?<=seconds: ){any_time})",
+            needs="(?:time|took|elapse|seconds)",
+        ),
+        _optional(
+            rf"{_NAME}elapsed(?:[ _]time)?{_IS}(?=\d+:\d\d|[\d.,]+ ?s(?:ec\w*)?\b){{elapsed_s}}", needs="elapsed"
+        ),
+    )
+)
+
+_STEP_END = r"(?![\w%]|\.\d|,\d{3}\b|\s?(?:%|(?:ms|s|sec|seconds)\b))"
+_NOT_A_STEP = "".join(
+    rf"(?<!\b{word} )"
+    for word in ("per", "max", "total", "num", "of", "every", "best", "warmup", "micro", "inner", "accumulation")
+)
+_EPOCH = r"(?=(?:.{0,100}?\bepoch\b[^\w\n]{0,4}{epoch}(?![\d.,]*[\d%]))?)"
+
+
+def _step(names: str) -> str:
+    """The step behind one of these names; with the number of an epoch in the line, also how many steps that has."""
+    length = r"(?(epoch)(?: ?/ ?{steps_per_epoch}\b)?|)"
+    name = rf"{_NAME}{_NOT_A_STEP}(?:{names})\b[\"']?(?:\(train\))?"
+    return rf"(?=.*?{name}\s{{0,8}}[:=#\[]?\s{{0,8}}{{step}}{length}{_STEP_END})"
+
+
+_STEPS = (
+    (
+        "step and loss",
+        r"(?:train(?:er|ing)?[ _/])?(?:global[ _]?|optimizer[ _]|current_)?steps?|num_updates",
+        ("step", "num_upd"),
+    ),
+    ("iteration and loss", r"iter(?:ation)?s?|itr|updates?", ("iter", "itr", "update")),
+    ("batch and loss", "batch", ("batch",)),
+)
+"""Names of what counts, the more certain first: beside a step, an iteration or a batch may be a part of one."""
+
+# Bars of tqdm, ` 49%|████      | 149/300 [01:59<02:02,  1.24it/s, loss=3.028]`, which count steps and not samples.
+_UNIT = r"(?:it|step|batch|ba|iter|update)(?:e?s)?"
+_OF_TRAINING = (
+    rf"(?![^\n]{{0,80}}?\b(?:{_OTHER}|sanity|predict\w*|generat\w+)\b[^|\n]*\d%\|)(?![^|\n]*\bepochs?\W{{0,6}}\d+%\|)"
+)
+_BAR = (
+    r"\d%\|[^|\n]*\| *(?!0/)(?(epoch){step}/ *{steps_per_epoch}|{step}/ *(?={steps_total}){steps_per_epoch}) "
+    rf"\[{{elapsed_s}}<[^,\]]*, *[\d.?]+ ?(?:{_UNIT}/s|s/{_UNIT})"
+)
+_IN_BAR = (
+    r"(?:(?=[^\]]*?(?<![\w/])(?:reduced_train_loss|train[_/]loss(?:_step)?|loss_step|loss/train/total)[=:] ?{loss})"
+    r"|(?=[^\]]*?(?<![\w/])(?:(?:step|avr|avg_epoch|total|lm)_)?loss[=:] ?{loss}))"
+)
+_BEFORE_BAR = rf"(?=[^%\n]{{0,300}}?(?<![\w/])(?:train[_/ ])?loss\b{_NOT_LOSS}{_IS}{{loss}}(?![\d.]*%)[^%\n]*%\|)"
+
+BARS: tuple[Recipe, ...] = (
+    Recipe(
+        "progress bar",
+        ("it/s", "s/it", "%|", "it ["),
+        rf"(?i)^{_OF_TRAINING}{_EPOCH}"
+        rf"(?:(?=.{{0,300}}?{_BAR}(?:, |: ?)?{_IN_BAR})|{_BEFORE_BAR}(?=.{{0,300}}?{_BAR})"
+        rf"|(?:[^|\n]{{0,80}}?: )?{{step}}it \[{{elapsed_s}}, *[\d.?]+(?:it/s|s/it){_IN_BAR})",
+        "tqdm with a loss behind or before it; `it/s` is a running average and is not used",
+    ),
+)
+
+
+def _json_text(keys: str, group: str) -> str:
+    return rf"""(?=(?:.*?["'](?:{keys})["']: ?"?{{{group}}})?)"""
+
+
+_JSON_VALUES = "".join(
+    _json_text(keys, group)
+    for keys, group in (
+        ("loss|train_loss|total_loss|step_loss|reduced_train_loss", "loss"),
+        ("grad_norm|gradient_norm", "grad_norm"),
+        ("lr|learning_rate", "lr"),
+        ("tokens_per_sec|tokens_per_second|tok_per_s|toks_per_s|tps", "toks_per_s"),
+        ("elapsed|elapsed_time|time_elapsed|total_time|runtime", "elapsed_s"),
+        ("dt|step_time|step_time_s|iter_time|iteration_time|iter_dt|train_step_timing|step_s|dt_s", "step_time_s"),
+        ("dt_ms|step_ms|step_time_ms|iter_ms|iter_time_ms|ms_per_step", "step_time_ms"),
+        ("time", "any_time"),
+        ("time_ms", "any_time_ms"),
+        ("timestamp|_timestamp|ts", "timestamp"),
+        ("seq/s|samples_per_second|samples_per_sec", "samples_per_s"),
+    )
+)
+
+RECORDS: tuple[Recipe, ...] = (
+    Recipe(
+        "records",
+        ("step", "iteration"),
+        r"^(?=.*?\{)(?:(?=.*?[\"']global_steps?[\"']: ?{step}\b)"
+        r"|(?=.*?[\"'](?:current_steps|step|iteration|iter|training_steps)[\"']: ?{step}\b))" + _JSON_VALUES,
+        "one JSON object, or one dictionary of Python, a line",
+    ),
+    Recipe("table", ("\t", " train "), r"^{step}(?:\t| train ){loss}\s*$"),
+)
+
+GENERAL: tuple[Recipe, ...] = (
+    *(
+        Recipe(
+            name,
+            words,
+            rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}{_EPOCH}{_step(names)}{_VALUES}",
+            "recognized by the words in it; give a pattern where it is mistaken",
+        )
+        for name, names, words in _STEPS
+    ),
+    Recipe(
+        "epoch and step in brackets",
+        ("[",),
+        rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}"
+        r"(?=.*?(?:\[ ?{epoch}(?:/\d+)?\]\s{0,4}\[ {0,8}{step}/ {0,8}{steps_per_epoch}\]"
+        r"|\[ ?{epoch}, {0,8}{step}\]))" + _VALUES,
+        "recognized by its shape; give a pattern where it is mistaken",
+    ),
+    Recipe(
+        "loss only",
+        ("loss",),
+        rf"(?i)^(?!.*?\b(?:average|avg|mean)\b.{{0,20}}\bloss)(?!.*?\d%){_NO_EVALUATION}"
+        rf"(?!.*?(?<![\d/])\d+ ?/ ?\d+(?!\d|/| \d\d:)){{row}}(?={_DATED}).*?"
+        rf"(?<![\w/])loss\b{_NOT_LOSS}\s{{0,8}}[:=]\s{{0,8}}{{loss}}",
+        "no step is printed: lines are counted",
+    ),
+    Recipe(
+        "epochs",
+        ("epoch",),
+        r"(?i)^(?!.*?\d%\|)\W*epoch\W*{step}\b(?!.*\bbatch).*?(?<!val )(?<!val_)\bloss\W+{loss}",
+        "a row an epoch",
+        by_epochs=True,
+    ),
+)
