@@ -91,7 +91,7 @@ def _runs(values: Floats) -> bool:
 
 
 def _runs_on(values: Floats) -> bool:
-    """Whether it is a running time in a log that begins later: the time of a step that doubles also falls now and then."""
+    """Whether it is a running time in a log that begins later: a step's own time that doubles also falls at times."""
     return values.size >= _MANY and bool((np.diff(values) > 0).all()) and bool(values[-1] > 2 * values[0])
 
 

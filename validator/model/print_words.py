@@ -52,9 +52,22 @@ def _optional(part: str, *, needs: str = "") -> str:
     return rf"(?=(?:(?=.*?{needs}).*?{part})?)" if needs else rf"(?=(?:.*?{part})?)"
 
 
-_MEANS = r"\b(?:avg|average|mean|running|smoothed|overall|ema|median|min|max|best|eta|remaining)"
-_WITHIN = rf"(?:^|[|,;(\[\t]| - )(?:(?!{_MEANS}| - )[^|,;(\[\t])*?"
-"""From a separator to the next number, past no word that says that it is an average, or still to come."""
+_MEANS = (
+    r"\b(?:avg|average|mean|running|smoothed|overall|ema|median|min|max|best|peak|eta|remaining|local|input|output|prompt"
+    r"|prefill|decode|per[-_ ](?:gpu|device|rank)|(?:eval|val|validation|inference)[ _](?:tok|throughput|speed|time))"
+)
+_PARTS = r"\b(?:data|fwd|bwd|forward|backward|optim\w*|load\w*|comm\w*|wait|sync|io|h2d)\b"
+
+
+def _within(words: str) -> str:
+    """From a separator to the next number, past none of these words: it is an average, of a part, or still to come."""
+    return rf"(?:^|[|,;(\[\t]| - )(?:(?!{words}| - )[^|,;(\[\t])*?"
+
+
+_WITHIN, _WITHIN_TIMES = _within(_MEANS), _within(f"{_MEANS}|{_PARTS}")
+_NO_MEAN_BEHIND = r"(?![\d.]|[kKMG]\b|\s?\(?(?:avg|average|mean)\s?(?:[|,;)]|$))"
+_NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(?!\d))"
+"""Three digits behind a blank and a number may belong to it, as in `12 345 tok/s`."""
 
 _PER_RANK = r"(?:(?:/|_per_| per | / )(?:gpu|device|rank|chip|card|npu|tpu|core)s?\b)"
 _RATE = r"tok(?:en)?s?(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
@@ -72,15 +85,15 @@ def _per(group: str, unit: str) -> str:
     number = f"{{{group}}}"
     before = rf"(?<![\w.,/])(?:(?<![A-Za-z] ){number} ?{unit}|{number} ?{unit}(?!\s+[\d.]))(?![\"']?\s*[:=]\s*[\d.])"
     behind = rf"(?<![a-z/])(?:{unit}[\"')]?\s?[:=]\s{{0,8}}|(?<![\d.] )(?<![\d.]){unit}\s+){number}"
-    return rf"{_WITHIN}(?:{before}|{behind})"
+    return rf"{_WITHIN_TIMES}(?:{before}|{behind}){_NO_MEAN_BEHIND}"
 
 
 def _rate(group: str, unit: str) -> str:
     number = f"{{{group}}}"
-    before = rf"(?<![\w.,/+-]){number} ?{unit}(?!\w)(?![\"')]?\s{{0,8}}[:=])(?!\s+[\d.])"
+    before = rf"(?<![\w.,/+-]){_NO_GROUP}{number} ?{unit}(?!\w)(?![\"')]?\s{{0,8}}[:=])(?!\s+[\d.])"
     behind = rf"(?<![\w/.-]){unit}[\"')]?(?:[ \t]{{0,8}}[:=][ \t]{{0,8}}|[ \t]+){number}"
-    behind += r"(?![\d.]|\s?(?:%|[kKMG]\b|[a-zA-Z]+/))"
-    return rf"{_WITHIN}(?:{before}|{behind})"
+    behind += r"(?![\d.]|'\d| \d{3}(?!\d)|\s?(?:%|[kKMG]\b|[a-zA-Z]+/))"
+    return rf"{_WITHIN}(?:{before}|{behind}){_NO_MEAN_BEHIND}"
 
 
 _VALUES = "".join(
@@ -92,11 +105,12 @@ _VALUES = "".join(
         _optional(_rate("toks_per_s_per_rank", rf"{_RATE}{_PER_RANK}"), needs="tok"),
         _optional(rf"{_WITHIN}(?<![\w.,/+-]){{ktoks_per_s}} ?(?:k|K) ?{_RATE}(?!\w)(?!{_PER_RANK})", needs="k ?tok"),
         _optional(
-            rf"{_WITHIN}{_ITS_TIME}(?:(?:_ms|[ _]?\(ms\)){_IS}{{step_time_ms}}|{_IS}{{step_time_ms}} ?ms\b)", needs="ms"
+            rf"{_WITHIN_TIMES}{_ITS_TIME}(?:(?:_ms|[ _]?\(ms\)){_IS}{{step_time_ms}}|{_IS}{{step_time_ms}} ?ms\b)",
+            needs="ms",
         ),
         _optional(
-            rf"{_WITHIN}{_ITS_TIME}(?:(?:_s|[ _]?\(s\)| in s){_IS}{{step_time_s}}|{_IS}{{step_time_s}} ?s(?:ec\w*)?\b"
-            rf"|(?<=timing_s/step):{{step_time_s}})",
+            rf"{_WITHIN_TIMES}{_ITS_TIME}(?:(?:_s|[ _]?\(s\)| in s){_IS}{{step_time_s}}"
+            rf"|{_IS}{{step_time_s}} ?s(?:ec\w*)?\b|(?<=timing_s/step):{{step_time_s}})",
             needs="(?:dt|time|timing)",
         ),
         _optional(_per("step_time_ms", rf"ms{_A_STEP}"), needs="ms"),
