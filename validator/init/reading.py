@@ -18,6 +18,7 @@ from validator.ingest.logs import LogFiles, find_logs, log_lines, recognized
 from validator.ingest.table import has_steps
 from validator.init.numbers import inferred_pattern
 from validator.model.plan import RunSpec
+from validator.model.readers import READERS
 from validator.model.result import Result, Series
 from validator.model.runbook import TrainerMetrics
 
@@ -168,7 +169,9 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
     if known is not None:
         path, recipe = known
         by_epochs = recipe.by_epochs
-        yield {"stdout": recipe.pattern}, f"{where}, as lines of {recipe.name} ({path.name})", False, by_epochs
+        reader = next((one.name for one in READERS.values() if one.recipes == (recipe.name,)), None)
+        metrics = {"stdout": recipe.pattern} if reader is None else {"reader": [reader]}
+        yield metrics, f"{where}, as lines of {recipe.name} ({path.name})", False, by_epochs
     if guess is not None:
         rows = "{row}" in guess
         how = "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"

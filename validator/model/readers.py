@@ -20,6 +20,7 @@ ReaderName = Literal[
     "hf-trainer",
     "lightning",
     "llm.c",
+    "tqdm",
     "jsonl",
     "tensorboard",
     "wandb-offline",
@@ -88,6 +89,7 @@ READERS: Mapping[str, Reader] = {
             bar=True,
         ),
         Reader("llm.c", "lines of llm.c, or its `main.log`", ("llm.c", "llm.c main.log")),
+        Reader("tqdm", "a bar of tqdm with a loss behind or before it", ("progress bar",), bar=True),
         Reader("jsonl", "JSON lines with a step", files=(LoggedFiles("jsonl", "**/*.jsonl"),)),
         Reader(
             "tensorboard", "event files of TensorBoard", files=(LoggedFiles("tensorboard", "**/events.out.tfevents.*"),)

@@ -12,6 +12,7 @@ import pytest
 from tests.validator.ingest.forms import EPOCH, FORMS, LOSSES, RANKS, ROWS, STEPS, TOKENS, bar
 from validator.ingest import collect_dir
 from validator.model.columns import contract_values
+from validator.model.metrics import TrainerMetrics
 from validator.model.pattern import line_pattern, parse_number
 from validator.model.print_formats import Recipe
 from validator.model.recipes import RECIPES, recognize
@@ -143,6 +144,15 @@ def test_a_bar_that_is_drawn_again_with_a_later_loss_is_no_repeated_row(tmp_path
         for r in ROWS
     )
     assert not read(bars, tmp_path).irregularities
+
+
+def test_a_bar_has_a_reader_whose_name_stands_for_its_pattern(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "stderr.log").write_text("".join(map(FORMS["postfix"][1], ROWS)))
+    (tmp_path / "logs" / "stdout.log").write_text("loading\n")
+    found = collect_dir(tmp_path, metrics=TrainerMetrics(reader=("tqdm",))).series
+    assert found["loss"].steps.tolist() == list(range(1, STEPS + 1))
+    assert "step_time_s" in found
 
 
 def test_a_mean_since_the_start_of_an_epoch_is_taken_apart(tmp_path: Path) -> None:
