@@ -163,6 +163,7 @@ _BAR = (
     rf"\[{{elapsed_s}}<[^,\]]*, *[\d.?]+ ?(?:{_UNIT}/s|s/{_UNIT})"
 )
 _IN_BAR = (
+    rf"(?(epoch)|(?![^\]]*?\b{_OTHER}[_/ ]loss))"  # beside one of a validation, what counts may be epochs
     r"(?:(?=[^\]]*?(?<![\w/])(?:reduced_train_loss|train[_/]loss(?:_step)?|loss_step|loss/train/total)[=:] ?{loss})"
     r"|(?=[^\]]*?(?<![\w/])(?:(?:step|avr|avg_epoch|total|lm)_)?loss[=:] ?{loss}))"
 )

@@ -69,6 +69,7 @@ def test_what_a_format_prints_is_read_for_what_it_is(name: str, tmp_path: Path) 
         "val step {n} loss 2.{n}",
         "Epochs:   {n}%|#  | {n}/9 [01:59<02:02, 61.20s/it, loss=2.{n}]",
         " {n}%|#  | {n}/60000 [01:59<02:02, 512.1img/s, loss=2.{n}]",
+        " {n}%|#  | {n}/60 [01:59<02:02, 61.20s/it, train_loss=2.{n}, val_loss=9.1]",
         "Batch 0/5 loss 2.{n}",
     ],
 )
