@@ -59,12 +59,12 @@ _MEANS = (
 _PARTS = r"\b(?:data|fwd|bwd|forward|backward|optim\w*|load\w*|comm\w*|wait|sync|io|h2d)\b"
 
 
-def _within(words: str) -> str:
+def _segment_without(words: str) -> str:
     """From a separator to the next number, past none of these words: it is an average, of a part, or still to come."""
     return rf"(?:^|[|,;(\[\t]| - )(?:(?!{words}| - )[^|,;(\[\t])*?"
 
 
-_WITHIN, _WITHIN_TIMES = _within(_MEANS), _within(f"{_MEANS}|{_PARTS}")
+_WITHIN, _WITHIN_TIMES = _segment_without(_MEANS), _segment_without(f"{_MEANS}|{_PARTS}")
 _NO_MEAN_BEHIND = r"(?![\d.]|[kKMG]\b|\s?\(?(?:avg|average|mean)\s?(?:[|,;)]|$))"
 _NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(?!\d))"
 """Three digits behind a blank and a number may belong to it, as in `12 345 tok/s`."""

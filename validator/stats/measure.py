@@ -253,6 +253,8 @@ def measure(
         rates, pauses = rates_of(
             windows["toks_per_s"], result, series, warmup_steps=warmup_steps, world_size=ranks, doubt=doubt
         )
+        if result.evidence.world_size is None and "toks_per_s_per_rank" in windows:
+            del rates["toks_per_s_per_rank"]  # the trainer says it itself, and how many ranks it has is not known
         windows |= rates
         scalars |= pauses
     metrics = {name: _stats(one, window) for name, one in windows.items()}

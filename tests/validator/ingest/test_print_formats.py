@@ -17,6 +17,7 @@ from validator.model.pattern import line_pattern, parse_number
 from validator.model.print_formats import Recipe
 from validator.model.recipes import RECIPES, recognize
 from validator.model.result import Result
+from validator.stats.measure import measure
 
 
 def read(lines: Iterable[str], folder: Path) -> Result:
@@ -129,6 +130,13 @@ def test_a_time_of_every_tenth_step_needs_a_clock_beside_it(
     else:
         assert found is not None
         assert float(np.median(found.values)) == pytest.approx(1.0 if truth is None else truth)
+
+
+def test_the_rate_of_a_rank_is_the_one_that_is_printed(tmp_path: Path) -> None:
+    """How many ranks a log is of is not known: the rate of all was taken for that of one."""
+    result = read(map(FORMS["picotron"][1], ROWS), tmp_path)
+    metrics = measure(result, warmup_steps=10).metrics
+    assert metrics["toks_per_s"].mean == pytest.approx(RANKS * metrics["toks_per_s_per_rank"].mean, rel=0.15)
 
 
 def test_samples_are_no_steps(tmp_path: Path) -> None:
