@@ -296,6 +296,8 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 def parsed_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
     """What `parse` makes of a file, of 64 MiB of it at most; None where there is none, or `parse` raises ValueError."""
+    if not os.access(path, os.F_OK):  # the usual case of files that are asked for at every look of a run
+        return None
     try:
         with open_file(path) as file:
             return parse(file.read(_MOST_PARSED))

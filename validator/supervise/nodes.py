@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -63,8 +62,6 @@ def on_a_full_disk(out: Path) -> bool:
 
 def live_nodes(out: Path) -> dict[str, Live]:
     """What each node does, while nodes train; empty where there is nothing of the kind."""
-    if not os.access(f"{out}/{LIVE_FILE}", os.F_OK):  # asked at every look of every run
-        return {}
     found = parsed_file(out / LIVE_FILE, LiveNodes.model_validate_json)
     return {} if found is None else found.nodes
 
