@@ -219,22 +219,24 @@ class Tree:
             os.write(fd, data)
 
     @contextmanager
-    def locked(self, relative: str | PurePath) -> Iterator[None]:
+    def locked(self, relative: str | PurePath, *, mode: int = 0o666) -> Iterator[None]:
         """Hold a file, which is made where there is none, alone among all threads and processes; wait for it.
+
+        Whoever can open it can hold it: `mode`, less the umask, says who.
 
         Raises:
             OSError: when its folder is gone, or something else is there.
         """
-        with self._writing(relative, 0) as fd:
+        with self._writing(relative, 0, mode=mode) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
 
     @contextmanager
-    def _writing(self, relative: str | PurePath, flags: int, *, make: bool = False) -> Iterator[int]:
+    def _writing(self, relative: str | PurePath, flags: int, *, make: bool = False, mode: int = 0o666) -> Iterator[int]:
         flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._parent(relative, make=make) as (folder, name):
             try:
-                fd = os.open(name, flags, 0o666, dir_fd=folder)
+                fd = os.open(name, flags, mode, dir_fd=folder)
             except OSError as error:
                 raise _refused(error, relative) from error
         try:

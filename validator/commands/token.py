@@ -31,7 +31,7 @@ def add(
     if role not in _ROLES:
         raise fail(f"--role {role!r} is no role; use one of {', '.join(_ROLES)}", as_json=False)
     with reported():
-        typer.echo(Tokens(token_file or Tokens.default_path()).add(name, cast(Role, role)))
+        typer.echo(Tokens.of(token_file).add(name, cast(Role, role)))
 
 
 @command.command("list", epilog="Example: validator token list")
@@ -40,7 +40,7 @@ def list_(token_file: TokenFile = None, as_json: AsJson = False) -> None:
     from validator.service.tokens import Tokens
 
     with reported(as_json=as_json):
-        tokens = Tokens(token_file or Tokens.default_path()).all()
+        tokens = Tokens.of(token_file).all()
     if as_json:
         print_json([one.model_dump(exclude={"sha256"}) for one in tokens])
         return
@@ -56,5 +56,5 @@ def revoke(name: TokenName, token_file: TokenFile = None) -> None:
     from validator.service.tokens import Tokens
 
     with reported():
-        Tokens(token_file or Tokens.default_path()).revoke(name)
+        Tokens.of(token_file).revoke(name)
     typer.echo(f"revoked {name}", err=True)

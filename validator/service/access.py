@@ -10,22 +10,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs, quote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, quote
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from validator.service.audit import AuditLog
-from validator.service.tokens import Role, Token, TokenError, Tokens
+from validator.service.tokens import Role, Token, TokenError, Tokens, digest_of
 
 COOKIE = "validator_session"
 MAX_BODY_BYTES = 16 << 10
@@ -45,7 +46,7 @@ _MAX_FAILURES, _FAILURES_S = 10, 60.0
 
 _OPEN = ("/login", "/static/")
 _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?", re.IGNORECASE)
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -64,11 +65,13 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who asks. `token` is None for one who needs none, or has none; `session` is the value of the cookie."""
+    """Who asks. `token` is None for one who needs none, or has none; `session` is the value of the cookie, and `key`
+    the server's for forms."""
 
     token: Token | None
     needs_token: bool
-    session: str = ""
+    session: str
+    key: bytes
 
     def may(self, role: Role) -> bool:
         """Whether the visitor may do what needs `role`."""
@@ -78,6 +81,11 @@ class Visitor:
     def name(self) -> str:
         """For the log; empty for one who needs a token and has none."""
         return self.token.name if self.token is not None else "" if self.needs_token else "loopback"
+
+    @property
+    def form_key(self) -> str:
+        """What a form of this session must carry, and a page of another site cannot know; empty without a session."""
+        return hmac.new(self.key, self.session.encode(), hashlib.sha256).hexdigest() if self.session else ""
 
 
 @dataclass
@@ -90,74 +98,61 @@ class Access:
     _sessions: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _failures: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
 
-    def visitor(self, headers: Headers, address: str) -> Visitor:
+    def visitor(self, asked: HTTPConnection) -> Visitor:
         """Who a request is from.
 
         Raises:
             HTTPException: 429 after too many wrong tokens, 503 where the tokens cannot be read.
         """
-        session = _cookie(headers.get("cookie", ""))
-        if self.tokens is None:
-            return Visitor(None, needs_token=False, session=session)
-        scheme, _, text = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return Visitor(self.checked(text.strip(), address), needs_token=True)
-        return Visitor(self._of_session(session), needs_token=True, session=session)
+        session, token = asked.cookies.get(COOKIE, "")[:100], None
+        scheme, _, text = asked.headers.get("authorization", "").partition(" ")
+        if self.tokens is not None and scheme.lower() == "bearer":
+            session, token = "", self.checked(text.strip(), address_of(asked))
+        elif self.tokens is not None:
+            of, until = self._sessions.get(digest_of(session), ("", 0.0))
+            token = self._holder(of) if time.monotonic() < until else None
+        return Visitor(token, self.tokens is not None, session, self._key)
 
     def checked(self, text: str, address: str) -> Token | None:
         """The token of a text, None for a wrong one; raises as `visitor` does."""
-        now = time.monotonic()
-        recent = [at for at in self._failures.get(address, ()) if now - at < _FAILURES_S]
-        found = self._find(text)  # a right one is never refused: behind a proxy all may have one address
-        if found is None and len(recent) >= _MAX_FAILURES:
-            raise HTTPException(429, "Too many wrong tokens: wait a minute.", {"retry-after": "60"})
+        found = self._holder(digest_of(text))  # a right one is never refused: behind a proxy all may have one address
         if found is None:
+            now = time.monotonic()
+            recent = [at for at in self._failures.get(address, ()) if now - at < _FAILURES_S]
+            if len(recent) >= _MAX_FAILURES:
+                raise HTTPException(429, "Too many wrong tokens: wait a minute.", {"retry-after": "60"})
             self.audit.write(who="", address=address, action="token", outcome="wrong")
-            self._failures[address] = [*recent, now]
-            self._failures.move_to_end(address)
-            while len(self._failures) > _MAX_SESSIONS:
-                self._failures.popitem(last=False)
+            _remember_latest(self._failures, address, [*recent, now])
         return found
 
-    def _find(self, text: str) -> Token | None:
-        assert self.tokens is not None, "asked only where tokens are needed"
+    def _holder(self, sha256: str) -> Token | None:
         try:
-            return self.tokens.find(text)
+            return None if self.tokens is None else self.tokens.find(sha256)
         except TokenError as error:
-            raise HTTPException(503, "The tokens cannot be read; the server's log says why.") from error
+            raise HTTPException(503, "The tokens cannot be read: `validator token list` there says why.") from error
 
     def log_in(self, text: str) -> str:
         """A new session for a token that was checked: the value of its cookie."""
         session = secrets.token_urlsafe(32)
-        self._sessions[_hashed(session)] = (_hashed(text), time.monotonic() + _SESSION_S)
-        while len(self._sessions) > _MAX_SESSIONS:
-            self._sessions.popitem(last=False)
+        _remember_latest(self._sessions, digest_of(session), (digest_of(text), time.monotonic() + _SESSION_S))
         return session
 
     def log_out(self, session: str) -> None:
         """End a session."""
-        self._sessions.pop(_hashed(session), None)
+        self._sessions.pop(digest_of(session), None)
 
-    def _of_session(self, session: str) -> Token | None:
-        known = self._sessions.get(_hashed(session)) if session else None
-        if known is None or time.monotonic() > known[1] or self.tokens is None:
-            return None
-        try:
-            return next((one for one in self.tokens.all() if hmac.compare_digest(one.sha256, known[0])), None)
-        except TokenError as error:
-            raise HTTPException(503, "The tokens cannot be read; the server's log says why.") from error
 
-    def form_key(self, session: str) -> str:
-        """What a form of this session must carry, and a page of another site cannot know."""
-        return hmac.new(self._key, session.encode(), hashlib.sha256).hexdigest()
+def _remember_latest(known: OrderedDict[str, Any], name: str, value: Any) -> None:
+    """Remember a value, and no more than the latest."""
+    known[name] = value
+    known.move_to_end(name)
+    if len(known) > _MAX_SESSIONS:
+        known.popitem(last=False)
 
-    def require_own_form(self, request: Request, form: Mapping[str, str]) -> None:
-        """Raises HTTPException 403 unless a form was sent by a page of this service to the one who sends it back."""
-        visitor = visitor_of(request)
-        require_own_origin(request)
-        sent = form.get("key", "")
-        if not visitor.session or not hmac.compare_digest(sent.encode(), self.form_key(visitor.session).encode()):
-            raise HTTPException(403, "The form has expired: open the page again.")
+
+def address_of(asked: HTTPConnection) -> str:
+    """The address that a request is from."""
+    return asked.client.host if asked.client else ""
 
 
 def require_own_origin(request: Request) -> None:
@@ -191,7 +186,12 @@ def set_cookie(response: Response, session: str, *, secure: bool) -> None:
 
 
 async def form_of(request: Request, *, most: int = 16) -> dict[str, str]:
-    """The fields of a form, each once. Raises HTTPException 415 for a body of another kind, 400 for too many fields."""
+    """The fields of a form, each once.
+
+    Raises:
+        HTTPException: 403 for one of another site, 415 for a body of another kind, 400 for too many fields.
+    """
+    require_own_origin(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is application/x-www-form-urlencoded.")
@@ -200,6 +200,19 @@ async def form_of(request: Request, *, most: int = 16) -> dict[str, str]:
     except ValueError as error:
         raise HTTPException(400, "The form has too many fields.") from error
     return {name: values[0] for name, values in found.items()}
+
+
+async def own_form(request: Request, role: Role = "run", *, most: int = 16) -> dict[str, str]:
+    """The fields of a form that a page of this service gave to its visitor, who may do what needs `role`.
+
+    Raises:
+        HTTPException: 403 for any other, and as `form_of` does.
+    """
+    visitor, form = require(request, role), await form_of(request, most=most)
+    key = visitor.form_key
+    if not key or not hmac.compare_digest(form.get("key", "").encode(), key.encode()):
+        raise HTTPException(403, "The form has expired: open the page again.")
+    return form
 
 
 def inner_path(text: str) -> str:
@@ -217,11 +230,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
-        if scope["type"] == "lifespan":
+        if scope["type"] != "http":  # the application's own start and end: the server takes no WebSocket
             await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":  # a WebSocket, which nothing here speaks
-            await send({"type": "websocket.close", "code": 1008})
             return
 
         async def sending(message: Message) -> None:
@@ -232,47 +242,53 @@ class Guard:
             await send(message)
 
         try:
-            refused = self._refusal(scope)
+            scope["visitor"] = self._admitted(HTTPConnection(scope))
         except HTTPException as error:
-            refused = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
-        if isinstance(refused, PlainTextResponse) and scope["path"].startswith("/api/"):
-            kept = {name: value for name, value in refused.headers.items() if name in ("retry-after", "connection")}
-            refused = JSONResponse({"error": bytes(refused.body).decode().strip()}, refused.status_code, kept)
-        if refused is not None:
-            await refused(scope, receive, sending)
+            status, headers = error.status_code, error.headers
+            as_json = scope["path"].startswith("/api/")
+            refused = JSONResponse({"error": error.detail}, status, headers) if as_json else None
+            await (refused or PlainTextResponse(f"{error.detail}\n", status, headers))(scope, receive, sending)
             return
         read = scope["method"] not in ("GET", "HEAD")  # of the others no page reads a body
         limited = _limited(receive, *_limits(scope["path"])) if read else receive
         await self._app(scope, limited, sending)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers, path = Headers(scope=scope), str(scope["path"])
-        if self._access.tokens is None and _host(headers.get("host", "")) not in LOOPBACK:
-            return PlainTextResponse("Without tokens only names of this machine are answered: use 127.0.0.1.\n", 421)
-        proxied = scope["http_version"] == "1.0" or any(name in headers for name in _PROXIED)  # 1.0 is nginx's own
-        if self._access.tokens is None and proxied:
-            return PlainTextResponse("A proxy passes this on: start the service with --token-file.\n", 421)
-        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
-            return PlainTextResponse("The address is too long.\n", 414)
-        if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
-            return PlainTextResponse("The headers are too long.\n", 431)
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            return PlainTextResponse("A page of another site may link to this one, and load nothing of it.\n", 403)
-        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may take the other one
-            return PlainTextResponse("The request has two lengths.\n", 400, {"connection": "close"})
-        length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length[:18]) > _limits(path)[0]:
-            return PlainTextResponse("The request is too large.\n", 413)
-        address = (scope.get("client") or ("",))[0]
-        scope["visitor"] = visitor = self._access.visitor(headers, address)
+    def _admitted(self, asked: HTTPConnection) -> Visitor:
+        """The visitor; raises HTTPException for a request that reaches no page."""
+        scope, path = asked.scope, str(asked.scope["path"])
+        for refused, status, why in self._refusals(asked):
+            if refused:
+                raise HTTPException(status, why, {"connection": "close"})
+        visitor = self._access.visitor(asked)
         needed: Role = "push" if _is_push(path) else "read"
         if visitor.may(needed) or path.startswith(_OPEN):
-            return None
+            return visitor
         if visitor.token is not None:
-            return JSONResponse({"error": f"this needs a token with the role {needed}"}, 403)
+            raise HTTPException(403, f"This needs a token with the role {needed}.")
         if path.startswith(("/api/", "/metrics", "/badge/", "/events")) or scope["method"] not in ("GET", "HEAD"):
-            return JSONResponse({"error": "a token is needed"}, 401, {"www-authenticate": "Bearer"})
-        return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303)
+            raise HTTPException(401, "A token is needed.", {"www-authenticate": "Bearer"})
+        raise HTTPException(303, "A token is needed.", {"location": f"/login?next={quote(path, safe='/')}"})
+
+    def _refusals(self, asked: HTTPConnection) -> Iterator[tuple[bool, int, str]]:
+        """Whether a request is refused, whoever sent it, with the status and why."""
+        scope, headers = asked.scope, asked.headers
+        if self._access.tokens is None:
+            local = _LOOPBACK.fullmatch(headers.get("host", ""))
+            yield not local, 421, "Without tokens only names of this machine are answered: use 127.0.0.1."
+            proxied = scope["http_version"] == "1.0" or any(name in headers for name in _PROXIED)  # 1.0 is nginx's own
+            yield proxied, 421, "A proxy passes this on: start the service with --token-file."
+        target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        yield target > MAX_TARGET_BYTES, 414, "The address is too long."
+        size = sum(len(name) + len(value) for name, value in headers.raw)
+        yield size > MAX_HEADER_BYTES, 431, "The headers are too long."
+        other = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        loads = other and headers.get("sec-fetch-mode") != "navigate"
+        yield loads, 403, "A page of another site may link to this one, and load nothing of it."
+        two = "content-length" in headers and "transfer-encoding" in headers  # a proxy may take the other one
+        yield two, 400, "The request has two lengths."
+        length = headers.get("content-length", "0")
+        number = int(length[:18]) if length.isascii() and length.isdigit() else None
+        yield number is None or number > _limits(scope["path"])[0], 413, "The request is too large."
 
 
 def _is_push(path: str) -> bool:
@@ -304,23 +320,3 @@ def _limited(receive: Receive, left: int, seconds: float) -> Receive:
         return message
 
     return limited
-
-
-def _host(value: str) -> str:
-    """The name in a Host header, without its port."""
-    try:
-        return urlsplit(f"//{value}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _cookie(header: str) -> str:
-    try:
-        found = SimpleCookie(header[:MAX_TARGET_BYTES]).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value[:100]
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -20,10 +19,11 @@ import validator
 from validator.history.read import HistoryEntry
 from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
-from validator.pipeline.manifest import MAX_FILE_BYTES, MAX_FILES, Manifest
+from validator.pipeline.manifest import Manifest
 from validator.report.elements import decision_status
+from validator.report.page import StatusView
 from validator.report.templates import environment
-from validator.service.context import MAX_OFFSET, MAX_PAGE, run_filter, service_of, whole_number
+from validator.service.context import NUMBERS, run_filter, service_of, whole_number
 from validator.service.files import streamed
 from validator.service.inbox import Receipt
 from validator.service.index import FILTERS
@@ -41,8 +41,7 @@ _DECISIONS = ("GO", "NO_GO", "INCONCLUSIVE")
 
 def list_runs(request: Request) -> Response:
     """Runs of a filter, the latest first, and how many there are."""
-    limit = whole_number(request, "limit", 100, least=1, most=MAX_PAGE)
-    offset = whole_number(request, "offset", 0)
+    limit, offset = whole_number(request, "limit"), whole_number(request, "offset")
     found, total = service_of(request).index.find(run_filter(request), limit=limit, offset=offset)
     return JSONResponse({"total": total, "runs": [asdict(one) for one in found]})
 
@@ -57,7 +56,9 @@ def one_run(request: Request) -> Response:
 
 def result(request: Request) -> Response:
     """A run's result.json as it is."""
-    return streamed(request, service_of(request).folder(request), "result.json", media_type="application/json")
+    return streamed(
+        request, service_of(request).folder(request.path_params["run"]), "result.json", media_type="application/json"
+    )
 
 
 def running(request: Request) -> Response:
@@ -76,17 +77,16 @@ def contrast(request: Request) -> Response:
 def metrics(request: Request) -> Response:
     """The metrics in Prometheus' text format."""
     service, registry = service_of(request), CollectorRegistry()
-    counted = Gauge(
-        "validator_runs", "Validations in the folder.", ["runbook", "machine", "decision"], registry=registry
-    )
+    gauge = partial(Gauge, registry=registry)
+    counted = gauge("validator_runs", "Validations in the folder.", ["runbook", "machine", "decision"])
     for runbook, machine, decision, count in service.index.counts():
         counted.labels(runbook, machine, decision).set(count)
     working = sum(one.working for one in service.live.look())
-    Gauge("validator_running", "Validations that a runner works on.", registry=registry).set(working)
+    gauge("validator_running", "Validations that a runner works on.").set(working)
     named = ["runbook", "machine", "host"]
-    decided = Gauge("validator_decision", "1 for the latest decision.", [*named, "decision"], registry=registry)
-    started = Gauge("validator_start_timestamp_seconds", "Start of the latest decided run.", named, registry=registry)
-    took = Gauge("validator_duration_seconds", "Duration of the latest decided run.", named, registry=registry)
+    decided = gauge("validator_decision", "1 for the latest decision.", [*named, "decision"])
+    started = gauge("validator_start_timestamp_seconds", "Start of the latest decided run.", named)
+    took = gauge("validator_duration_seconds", "Duration of the latest decided run.", named)
     for entry in service.index.latest("runbook", "machine", "host"):
         labels = (entry.runbook, entry.machine, entry.host)
         for decision in _DECISIONS:
@@ -102,10 +102,9 @@ def badge(request: Request) -> Response:
     wanted = run_filter(request)._replace(runbook=str(request.path_params["runbook"]), decision="")
     found, _ = service_of(request).index.find(wanted, limit=20)
     decision = next((one.decision for one in found if one.decision != "IN_PROGRESS"), "")
-    view = decision_status(decision) if decision else None
+    view = decision_status(decision) if decision else StatusView("NO RUN", "", "muted")
     name = one_line(wanted.runbook, limit=60)
-    word, tone = (view.word, view.tone) if view else ("NO RUN", "muted")
-    made = environment().get_template("service/badge.svg.j2").render(name=name, word=word, tone=tone)
+    made = environment().get_template("service/badge.svg.j2").render(name=name, word=view.word, tone=view.tone)
     return Response(made, media_type="image/svg+xml")
 
 
@@ -127,19 +126,7 @@ class Endpoint(NamedTuple):
     body: Any = None
     """Model of the body's JSON, or `bytes`."""
 
-    refusals: Mapping[str, str] = {}
-    """What else is answered, by its code, than every address may."""
 
-    status: str = "200"
-
-
-_NOT_QUEUED = {"404": "No such runbook.", "409": "This machine cannot run it.", "415": "The body is no JSON."}
-_NOT_PUSHED = {
-    "404": "No such upload.",
-    "409": "Another run has this name, or the upload is at another place.",
-    "422": "The manifest or the run is none that can be stored.",
-    "507": "The disk has no room.",
-}
 _RUNS_QUERY = (*FILTERS, "limit", "offset")
 ENDPOINTS = (
     Endpoint("/runs", list_runs, HistoryEntry, _RUNS_QUERY, "runs"),
@@ -148,9 +135,9 @@ ENDPOINTS = (
     Endpoint("/running", running, Running, (), "running"),
     Endpoint("/compare", contrast, ContrastReport, ("a", "b")),
     Endpoint("/queue", list_queue, QueueEntry, (), "queue"),
-    Endpoint("/queue", enqueue, QueueEntry, method="post", body=QueueRequest, refusals=_NOT_QUEUED, status="201"),
-    Endpoint("/push", begin_push, Receipt, method="post", body=Manifest, refusals=_NOT_PUSHED),
-    Endpoint("/push/{upload}", continue_push, Receipt, ("file", "at"), method="put", body=bytes, refusals=_NOT_PUSHED),
+    Endpoint("/queue", enqueue, QueueEntry, method="post", body=QueueRequest),
+    Endpoint("/push", begin_push, Receipt, method="post", body=Manifest),
+    Endpoint("/push/{upload}", continue_push, Receipt, ("file", "at"), method="put", body=bytes),
 )
 
 
@@ -162,9 +149,9 @@ def openapi(request: Request) -> Response:
 @lru_cache(maxsize=1)
 def description() -> dict[str, Any]:
     """The API as OpenAPI 3.1."""
-    inputs = [(model.__name__, "serialization", TypeAdapter(model)) for model in {one.answer for one in ENDPOINTS}]
-    bodies = {one.body for one in ENDPOINTS} - {None, bytes}
-    inputs += [(model.__name__, "validation", TypeAdapter(model)) for model in bodies]
+    models = {(one.answer, "serialization") for one in ENDPOINTS}
+    models |= {(one.body, "validation") for one in ENDPOINTS if one.body not in (None, bytes)}
+    inputs = [(model.__name__, mode, TypeAdapter(model)) for model, mode in models]
     paths: dict[str, dict[str, Any]] = {}
     for one in ENDPOINTS:
         paths.setdefault(one.path, {})[one.method] = _operation(one)
@@ -191,14 +178,6 @@ def _operation(one: Endpoint) -> dict[str, Any]:
     listed = {"type": "object", "properties": {one.listed: {"type": "array", "items": model}}}
     if "limit" in one.query:
         listed["properties"]["total"] = {"type": "integer"}  # type: ignore[index]
-    refused = {"$ref": "#/components/schemas/Error"}
-    codes = {
-        "400": "A value of the address is wrong.",
-        "401": "A token is needed.",
-        "403": "The token may not do this.",
-    }
-    if "{run}" in one.path or "a" in one.query:
-        codes |= {"404": "No such run.", "409": "The runs cannot be compared."}
     body = {}
     if one.body:
         sent = {"schema": {"$ref": f"#/components/schemas/{one.body.__name__}"}}
@@ -211,9 +190,8 @@ def _operation(one: Endpoint) -> dict[str, Any]:
         "parameters": [_parameter(name, "path") for name in re.findall(r"{(\w+)", one.path)]
         + [_parameter(name, "query", required=name in ("a", "b")) for name in one.query],
         "responses": {
-            one.status: _answer("OK", listed if one.listed else model),
-            **{code: _answer(text, refused) for code, text in {**codes, **one.refusals}.items()},
-            "default": _answer("Any other refusal: too large, too many, a wrong method or host.", refused),
+            "2XX": _answer("OK", listed if one.listed else model),
+            "default": _answer("Why it is refused.", {"$ref": "#/components/schemas/Error"}),
         },
     }
 
@@ -223,15 +201,10 @@ def _answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, Any]:
-    kinds: dict[str, dict[str, Any]] = {
-        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100},
-        "offset": {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET, "default": 0},
-        "file": {"type": "integer", "minimum": 0, "maximum": MAX_FILES, "default": 0},
-        "at": {"type": "integer", "minimum": 0, "maximum": MAX_FILE_BYTES, "default": 0},
-        "a": {"type": "string", "minLength": 1},
-        "b": {"type": "string", "minLength": 1},
-    }
-    schema = kinds.get(name, {"type": "string"})
+    schema: dict[str, Any] = {"type": "string", "minLength": int(required)}
+    if name in NUMBERS:
+        least, most, default = NUMBERS[name]
+        schema = {"type": "integer", "minimum": least, "maximum": most, "default": default}
     return {"name": name, "in": where, "required": required or where == "path", "schema": schema}
 
 

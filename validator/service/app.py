@@ -21,7 +21,7 @@ from validator.errors import UserError
 from validator.service import api, pages, schedules, start
 from validator.service.access import Access, Guard
 from validator.service.audit import AuditLog
-from validator.service.context import Service, assets, audit, page
+from validator.service.context import Service, audit, page
 from validator.service.events import Feed
 from validator.service.inbox import Inbox
 from validator.service.index import RunIndex
@@ -59,8 +59,7 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
-    inbox = Inbox(index.reports)
-    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, assets(), inbox)
+    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, Inbox(index.reports))
     return app
 
 
@@ -84,21 +83,21 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _cannot(request: Request, error: Exception) -> Response:
-    return _error(request, 409, str(error), {})
+    return _error(request, 409, str(error))
 
 
 async def _unable(request: Request, error: Exception) -> Response:
     sys.stderr.write(f"{request.scope['method']} {one_line(request.scope['path'])}: {one_line(error)}\n")
-    return _error(request, 503, "The reports folder or its index cannot be read; the server's log says why.", {})
+    return _error(request, 503, "The reports folder or its index cannot be read; the server's log says why.")
 
 
 async def _left(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # which nobody gets: who sent half a request is gone, and that is no error here
 
 
-def _error(request: Request, status: int, why: str, headers: dict[str, str]) -> Response:
+def _error(request: Request, status: int, why: str, headers: dict[str, str] | None = None) -> Response:
     if request.scope["path"].startswith(api.BASE):
         return JSONResponse({"error": clean(why)}, status, headers)
     response = page(request, "error", status=status, code=status, why=clean(why))
-    response.headers.update(headers)
+    response.headers.update(headers or {})
     return response

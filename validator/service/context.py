@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import validator
+from validator.pipeline.manifest import MAX_FILE_BYTES, MAX_FILES
 from validator.report.templates import environment, style, text
-from validator.service.access import Access, set_cookie, visitor_of
+from validator.service.access import Access, address_of, set_cookie, visitor_of
 from validator.service.events import Feed
 from validator.service.inbox import Inbox
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
 
-MAX_PAGE = 500
-"""Runs that one answer lists at most."""
-
-MAX_OFFSET = 10_000_000
+NUMBERS = {
+    "page": (1, 100_000, 1),
+    "limit": (1, 500, 100),
+    "offset": (0, 10_000_000, 0),
+    "file": (0, MAX_FILES, 0),
+    "at": (0, MAX_FILE_BYTES, 0),
+}
+"""The numbers of addresses: least, most, and what they are where they are left out."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """One server: the index of its folder, what runs there, who may look, the queue, and the files that pages load.
+    """One server: the index of its folder, what runs there, who may look, and the queue.
 
     `runbooks` is the folder of runbooks besides those that are bundled.
     """
@@ -40,19 +46,14 @@ class Service:
     feed: Feed
     queue: RunQueue
     runbooks: Path | None
-    assets: dict[str, tuple[str, str]]
     inbox: Inbox
 
-    def folder(self, request: Request) -> Path:
-        """The run folder that an address names.
+    def folder(self, name: str) -> Path:
+        """The path of a run folder by its name.
 
         Raises:
             HTTPException: 404 for one that the index does not know.
         """
-        return self.known(str(request.path_params["run"]))
-
-    def known(self, name: str) -> Path:
-        """The path of a run folder by its name; raises as `folder` does."""
         found = self.index.path_of(name)
         if found is None:
             raise HTTPException(404, "No run of this name is here.")
@@ -68,29 +69,43 @@ def service_of(request: Request) -> Service:
 
 def audit(request: Request, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
     """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
-    name, address = who or visitor_of(request).name, request.client.host if request.client else ""
-    log = service_of(request).access.audit
-    log.write(who=name, address=address, action=action, what=what, outcome=outcome)
+    name, log = who or visitor_of(request).name, service_of(request).access.audit
+    log.write(who=name, address=address_of(request), action=action, what=what, outcome=outcome)
 
 
-def assets() -> dict[str, tuple[str, str]]:
-    """Style sheet and script of the pages by their names: content and media type."""
+@lru_cache(maxsize=1)
+def assets() -> dict[str, tuple[str, str, str]]:
+    """Style sheet and script of the pages by name: content, media type, and an address that changes with it."""
     sheet = "\n".join((style(text("history.css")), text("service/service.css")))
     script = "\n".join((text("report.js"), text("service/service.js")))
-    return {"service.css": (sheet, "text/css"), "service.js": (script, "text/javascript")}
+    found = {"service.css": (sheet, "text/css"), "service.js": (script, "text/javascript")}
+    return {
+        name: (content, kind, f"/static/{name}?{hashlib.sha256(content.encode()).hexdigest()[:12]}")
+        for name, (content, kind) in found.items()
+    }
+
+
+def run_address(folder: str) -> str:
+    """Where the page of a run folder is."""
+    return f"/runs/{quote(folder, safe='')}/"
+
+
+def to(address: str) -> Response:
+    """The answer to a form that was carried out."""
+    return RedirectResponse(address, 303)
 
 
 def page(request: Request, name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page of a template, with what each of them needs."""
-    service, visitor = service_of(request), visitor_of(request)
+    visitor = visitor_of(request)
     content = environment().get_template(f"service/{name}.html.j2")
     made = content.render(
         visitor=visitor,
         logged_in=visitor.needs_token and visitor.token is not None,
-        form_key=service.access.form_key(visitor.session) if visitor.session else "",
+        form_key=visitor.form_key,
         path="/" + quote(request.scope["path"].lstrip("/")),  # two strokes would begin the name of another server
         version=validator.__version__,
-        asset={name: f"/static/{name}?{_hash(content)}" for name, (content, _) in service.assets.items()},
+        asset={name: address for name, (_, _, address) in assets().items()},
         **values,
     )
     return HTMLResponse(made, status)
@@ -108,24 +123,19 @@ def form_page(request: Request, name: str, **values: Any) -> HTMLResponse:
     return response
 
 
-def _hash(content: str) -> str:
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
 def run_filter(request: Request) -> RunFilter:
     """The filter that an address names."""
     return RunFilter(**{name: request.query_params.get(name, "")[:300] for name in RunFilter._fields})
 
 
-def whole_number(request: Request, name: str, default: int, *, least: int = 0, most: int = MAX_OFFSET) -> int:
+def whole_number(request: Request, name: str) -> int:
     """A number of the address.
 
     Raises:
-        HTTPException: 400 for one that is none, or out of range.
+        HTTPException: 400 for one that is none, or out of its range.
     """
-    given = request.query_params.get(name)
-    if given is None:
-        return default
+    least, most, default = NUMBERS[name]
+    given = request.query_params.get(name, str(default))
     if not (given.isascii() and given.isdigit() and len(given) < 12 and least <= int(given) <= most):
         raise HTTPException(400, f"{name} must be a whole number from {least} to {most}.")
     return int(given)

@@ -73,7 +73,7 @@ def run_file(request: Request) -> Response:
     Raises:
         HTTPException: 404 for one that is not there, 409 for one of a run that has not ended.
     """
-    folder, wanted = service_of(request).folder(request), str(request.path_params["path"])
+    folder, wanted = service_of(request).folder(request.path_params["run"]), request.path_params["path"]
     if wanted == _REPORT:
         return _report(folder)
     if wanted.startswith(_being_written(folder)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import BoundedSemaphore
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 from urllib.parse import quote, urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -22,18 +23,28 @@ from validator.history.page import SPARK, change_sentence, node_before, run_row,
 from validator.history.read import HistoryEntry
 from validator.history.trend import Group, group_entries
 from validator.model.contrast import ContrastReport
-from validator.model.verdict import ValidationReport
 from validator.pipeline.evaluate import result_in
 from validator.pipeline.inspect import compare
 from validator.report.build import build_page
 from validator.report.build_criteria import MAX_OPEN
 from validator.report.contrast import since_view
 from validator.report.elements import decision_status
+from validator.report.fleet import STATES
 from validator.report.page import Page as ReportPage
 from validator.report.page import StatusView
 from validator.runs.folder import is_run_folder
-from validator.service.access import form_of, inner_path, require, require_own_origin, set_cookie, visitor_of
-from validator.service.context import audit, form_page, page, run_filter, service_of, whole_number
+from validator.service.access import address_of, form_of, inner_path, own_form, require, set_cookie, visitor_of
+from validator.service.context import (
+    assets,
+    audit,
+    form_page,
+    page,
+    run_address,
+    run_filter,
+    service_of,
+    to,
+    whole_number,
+)
 from validator.service.events import LogName, shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
@@ -50,15 +61,8 @@ _NAMES = {"runbook": "Runbook", "machine": "Machine", "branch": "Branch", "decis
 
 def row(entry: HistoryEntry) -> dict[str, Any]:
     """A line of a table of runs."""
-    found = run_row(entry)
-    return found | {
-        "folder": entry.folder,
-        "href": f"/runs/{quote(entry.folder, safe='')}/",
-        "runbook": one_line(entry.runbook),
-        "machine": one_line(entry.machine),
-        "host": one_line(entry.host),
-        "branch": one_line(entry.branch),
-    }
+    texts = {name: one_line(getattr(entry, name)) for name in ("runbook", "machine", "host", "branch")}
+    return run_row(entry) | texts | {"folder": entry.folder, "href": run_address(entry.folder)}
 
 
 def now(request: Request) -> Response:
@@ -73,27 +77,27 @@ def now(request: Request) -> Response:
 
 def card(one: Running) -> dict[str, Any]:
     """A running validation as its template names the parts."""
-    return {"view": one, "href": f"/runs/{quote(one.folder, safe='')}/", "texts": dict(one.texts()), "run": one.run} | {
-        "steps": "" if one.run is None else steps_text(one.run),
-        "stop": f"/stop/{quote(one.folder, safe='')}",
-        "typed": shlex.quote(one_line(one.folder)),
-    }
+    steps, typed = "" if one.run is None else steps_text(one.run), shlex.quote(one_line(one.folder))
+    stop = f"/stop/{quote(one.folder, safe='')}"
+    return {"view": one, "href": run_address(one.folder), "run": one.run, "steps": steps, "stop": stop, "typed": typed}
 
 
 def past(request: Request) -> Response:
     """The runs of a filter, page by page, and the metrics of one runbook on one class of machine over time."""
     index, wanted = service_of(request).index, run_filter(request)
-    number = whole_number(request, "page", 1, least=1, most=100_000)
+    number = whole_number(request, "page")
     found, total = index.find(wanted, limit=PAGE, offset=(number - 1) * PAGE)
     choices = [
         {"name": name, "label": _NAMES[name], "values": _options_of(name, values), "chosen": getattr(wanted, name)}
         for name, values in index.choices().items()
     ]
-    pages = {}
-    for name, other in (("Newer", number - 1), ("Older", number + 1)):
-        if 1 <= other <= -(-total // PAGE):
-            pages[name] = "/past?" + urlencode({**wanted.chosen, "page": other})
-    trends = [_section_of(one) for one in _groups(index, index.revision, wanted)] if _one_group(wanted) else []
+    pages = {
+        name: "/past?" + urlencode({**wanted.chosen, "page": other})
+        for name, other in (("Newer", number - 1), ("Older", number + 1))
+        if 1 <= other <= -(-total // PAGE)
+    }
+    one_group = wanted.runbook and wanted.machine
+    trends = [_section_of(one) for one in _groups(index, index.revision, wanted)] if one_group else []
     return page(
         request, "past", choices=choices, runs=[row(one) for one in found], total=total, pages=pages, number=number,
         first=(number - 1) * PAGE + 1, sections=trends, spark=SPARK, filtered=bool(wanted.chosen),
@@ -103,10 +107,6 @@ def past(request: Request) -> Response:
 def _options_of(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
     shown = [decision_status(value).word if name == "decision" else value for value in values]
     return [(value, one_line(word, limit=80)) for value, word in zip(values, shown, strict=True)]
-
-
-def _one_group(wanted: RunFilter) -> bool:
-    return bool(wanted.runbook and wanted.machine)
 
 
 @lru_cache(maxsize=16)
@@ -123,45 +123,27 @@ def _section_of(group: Group) -> dict[str, Any]:
     return named | {"lines": trend_lines(group), "runs": len(group.entries)}
 
 
-class FleetNodeRow(NamedTuple):
-    """A node of a cluster in its latest validation."""
-
-    name: str
-    state: StatusView
-    share: str
-    before: str
-    run: dict[str, Any]
-
-
-_STATES = {
-    "good": StatusView("GOOD", "✓", "good"),
-    "slow": StatusView("SLOW", "↓", "bad"),
-    "lost": StatusView("LOST", "✕", "bad"),
-    "inconclusive": StatusView("INCONCLUSIVE", "?", "warn"),
-}
-
-
-def fleet_nodes(entries: Sequence[HistoryEntry]) -> Iterator[FleetNodeRow]:
+def _node_rows(entries: Sequence[HistoryEntry]) -> Iterator[dict[str, Any]]:
     """Each node of the clusters in `entries`, which are oldest first, by its name."""
     latest = {node.name: (place, node) for place, entry in enumerate(entries) for node in entry.nodes}
     for name, (place, node) in sorted(latest.items()):
+        state = STATES.get(node.state, StatusView(one_line(node.state).upper(), "○", "muted"))
         share = "" if node.share is None else f"{node.share:.3f}"
-        state = _STATES.get(node.state, StatusView(one_line(node.state).upper(), "○", "muted"))
         before = node_before(entries[:place], name)
-        yield FleetNodeRow(one_line(name), state, share, before, row(entries[place]))
+        yield {"name": one_line(name), "state": state, "share": share, "before": before, "run": row(entries[place])}
 
 
 def fleet(request: Request) -> Response:
     """The latest decision of each machine, and the latest state of each node."""
     index = service_of(request).index
     machines = [row(one) for one in index.latest("host", "machine", "runbook")]
-    return page(request, "fleet", machines=machines, nodes=list(fleet_nodes(index.with_nodes())))
+    return page(request, "fleet", machines=machines, nodes=list(_node_rows(index.with_nodes())))
 
 
 def run(request: Request) -> Response:
     """A run: what it does now, or its decision and what decided it; its files, and others to compare it with."""
     service = service_of(request)
-    folder = service.folder(request)
+    folder = service.folder(request.path_params["run"])
     entry, running = service.index.entry(folder.name), service.live.of(folder.name)
     try:
         files, count = listed_logs(folder)
@@ -172,7 +154,7 @@ def run(request: Request) -> Response:
     others = [one for one in service.index.find(like, limit=PAGE)[0] if one.folder != folder.name] if entry else []
     return page(
         request, "run", run=row(entry) if entry else None, folder=folder.name,
-        href=f"/runs/{quote(folder.name, safe='')}/", card=card(running) if running else None,
+        href=run_address(folder.name), card=card(running) if running else None,
         shape=shape_of([running] if running else []), page=_first_screen(folder) if entry and not running else None,
         open_limit=MAX_OPEN, files=files, count=count, log=log, log_lines=LOG_LINES,
         events="/events?" + urlencode({"run": folder.name, "log": log.name}) if log.name else "/events",
@@ -181,21 +163,10 @@ def run(request: Request) -> Response:
 
 
 def _first_screen(folder: Path) -> ReportPage | None:
-    """That of its report, by a result.json that the index took; None for one that cannot be shown."""
-    try:
-        report = _stored(folder)
-        return build_page(report) if report else None
-    except Exception:  # noqa: BLE001 -- parts of a result are as its trainer wrote them, and folders come from others
-        return None
-
-
-def _stored(folder: Path) -> ValidationReport | None:
-    """result.json as it is; None where it is of another version or damaged."""
-    try:
-        with Tree(folder) as tree:
-            return result_in(tree)
-    except (OSError, ValueError):
-        return None
+    """That of its report; None for a result that is damaged, of another version, or cannot be shown."""
+    with suppress(Exception), Tree(folder) as tree:  # parts of it are as its trainer wrote them
+        return build_page(result_in(tree))
+    return None
 
 
 _COMPARING = BoundedSemaphore(4)
@@ -211,7 +182,7 @@ def contrast_of(request: Request) -> ContrastReport | None:
     a, b = (request.query_params.get(side, "") for side in ("a", "b"))
     if not a or not b:
         return None
-    sides = [service_of(request).known(name) for name in (a, b)]
+    sides = [service_of(request).folder(name) for name in (a, b)]
     if not all(map(is_run_folder, sides)):  # as logs of unknown trainers they would be read, for minutes
         raise HTTPException(409, "Only run folders can be compared: there is no run.json.")
     if not _COMPARING.acquire(blocking=False):
@@ -244,7 +215,7 @@ def ask_stop(request: Request) -> Response:
     """The second question, with the form that stops."""
     require(request, "run")
     service = service_of(request)
-    folder, how = service.folder(request), _HOW.get(request.query_params.get("how", "stop"), "stop")
+    folder, how = service.folder(request.path_params["run"]), _HOW.get(request.query_params.get("how", "stop"), "stop")
     running = service.live.of(folder.name)
     if running is None or not running.working:
         raise HTTPException(409, "This validation is not running here any more.")
@@ -253,20 +224,18 @@ def ask_stop(request: Request) -> Response:
 
 async def stop(request: Request) -> Response:
     """Stop a validation, as its page asked for."""
-    require(request, "run")
-    service, form = service_of(request), await form_of(request)
-    service.access.require_own_form(request, form)
+    service, form = service_of(request), await own_form(request)
     how = _HOW.get(form.get("how", ""))
     if how is None:
         raise HTTPException(400, "how must be stop or halt.")
-    folder = await run_in_threadpool(service.folder, request)
+    folder = await run_in_threadpool(service.folder, request.path_params["run"])
     try:
         await run_in_threadpool(service.live.stop, folder, how)
     except (UserError, OSError) as error:
         audit(request, how, folder.name, f"failed: {error}")
         raise HTTPException(409, clean(str(error))) from error
     audit(request, how, folder.name)
-    return RedirectResponse(f"/runs/{quote(folder.name, safe='')}/", 303)
+    return to(run_address(folder.name))
 
 
 # Logging in, with tokens.
@@ -280,29 +249,26 @@ def ask_token(request: Request) -> Response:
 async def log_in(request: Request) -> Response:
     """Begin a session; a wrong token gets the form again."""
     service, form = service_of(request), await form_of(request)
-    require_own_origin(request)
     target = inner_path(form.get("next", "/"))
     if service.access.tokens is None:
-        return RedirectResponse(target, 303)
-    address = request.client.host if request.client else ""
-    token = await run_in_threadpool(service.access.checked, form.get("token", ""), address)
+        return to(target)
+    token = await run_in_threadpool(service.access.checked, form.get("token", ""), address_of(request))
     if token is None or not token.allows("read"):
         if token is not None:
             audit(request, "log in", outcome="refused: it may not read", who=token.name)
         return page(request, "login", status=403, next=target, wrong=True)
     audit(request, "log in", who=token.name)
-    response = RedirectResponse(target, 303)
+    response = to(target)
     set_cookie(response, service.access.log_in(form["token"]), secure=request.scope["scheme"] == "https")
     return response
 
 
 async def log_out(request: Request) -> Response:
     """End a session."""
-    service, form = service_of(request), await form_of(request)
-    service.access.require_own_form(request, form)
-    service.access.log_out(visitor_of(request).session)
+    await own_form(request, "read")
+    service_of(request).access.log_out(visitor_of(request).session)
     audit(request, "log out")
-    response = RedirectResponse("/login", 303)
+    response = to("/login")
     set_cookie(response, "", secure=request.scope["scheme"] == "https")
     return response
 
@@ -312,30 +278,24 @@ async def log_out(request: Request) -> Response:
 
 def events(request: Request) -> Response:
     """What runs, as it changes."""
-    service = service_of(request)
-
-    def allowed() -> bool:
-        address = request.client.host if request.client else ""
-        return service.access.visitor(request.headers, address).may("read")
-
-    name = request.query_params.get("run")
-    log = LogName(service.known(name).name, request.query_params.get("log", "")[:300]) if name else None
-    stream = service.feed.stream(allowed=allowed, log=log)
+    service, name = service_of(request), request.query_params.get("run")
+    log = LogName(service.folder(name).name, request.query_params.get("log", "")[:300]) if name else None
+    stream = service.feed.stream(allowed=lambda: service.access.visitor(request).may("read"), log=log)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
 def asset(request: Request) -> Response:
     """The style sheet or the script; its address changes with its content."""
-    found = service_of(request).assets.get(str(request.path_params["name"]))
-    if found is None:
+    name = request.path_params["name"]
+    if name not in assets():
         raise HTTPException(404, "No such file.")
-    headers = {"cache-control": "public, max-age=31536000, immutable"}
-    return Response(found[0], headers=headers, media_type=found[1])
+    content, kind, _ = assets()[name]
+    return Response(content, headers={"cache-control": "public, max-age=31536000, immutable"}, media_type=kind)
 
 
 async def bare_run(request: Request) -> Response:
     """A run's address without its last stroke, against which its links would lead elsewhere."""
-    return RedirectResponse(f"/runs/{quote(str(request.path_params['run']), safe='')}/", 308)
+    return RedirectResponse(run_address(request.path_params["run"]), 308)
 
 
 ROUTES = (

@@ -11,15 +11,15 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from validator.errors import UserError
 from validator.nightly.schedule import ScheduleError, choose, holder, place, unschedule
 from validator.nightly.settings import Nightly, NightlyError, changed_job, config_dir, last_ended, load, names
 from validator.report.elements import decision_status
-from validator.service.access import form_of, require
-from validator.service.context import audit, form_page, service_of
+from validator.service.access import own_form
+from validator.service.context import audit, form_page, to
 
 
 def days_of(form: Mapping[str, str]) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def add_schedule(request: Request, job: Nightly) -> Response:
         raise NightlyError(f"{job.name} is a schedule already; choose another name, or change its time")
     place(job)
     audit(request, "add schedule", f"{job.name} at {job.at}")
-    return RedirectResponse("/schedules", 303)
+    return to("/schedules")
 
 
 def list_schedules(request: Request) -> Response:
@@ -58,11 +58,9 @@ def _row(name: str) -> dict[str, Any]:
 
 async def change(request: Request) -> Response:
     """Change the time of a job, pause or remove it."""
-    require(request, "run")
-    form = await form_of(request)
-    service_of(request).access.require_own_form(request, form)
+    form = await own_form(request)
     await run_in_threadpool(_change, request, str(request.path_params["name"]), form)
-    return RedirectResponse("/schedules", 303)
+    return to("/schedules")
 
 
 def _change(request: Request, name: str, form: Mapping[str, str]) -> None:

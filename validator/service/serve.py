@@ -59,7 +59,7 @@ def tokens_for(host: str, given: Path | None) -> Tokens | None:
     """
     if given is None and is_loopback(host):
         return None
-    tokens = Tokens(given or Tokens.default_path())
+    tokens = Tokens.of(given)
     if not tokens.all():
         why = f"--token-file {given} has no token" if given else f"--listen {host} needs tokens, since others reach it"
         at = f" --token-file {given}" if given else ""

@@ -32,7 +32,7 @@ from validator.runbook import Problem, RunbookError, RunbookInfo, available
 from validator.runbook.load import LoadedRunbook
 from validator.runbook.offered import OfferedSetting, offered_settings
 from validator.secrets.masking import clean_plan
-from validator.service.access import form_of, require, require_own_origin, visitor_of
+from validator.service.access import own_form, require, require_own_origin, visitor_of
 from validator.service.context import audit, form_page, page, service_of
 from validator.service.queue import ENTRY_ID, QueueEntry
 from validator.service.schedules import add_schedule, days_of
@@ -128,9 +128,7 @@ def show_runbook(request: Request) -> Response:
 
 async def send_form(request: Request) -> Response:
     """Check what the form asks for and show its plan, or start or schedule what was shown."""
-    require(request, "run")
-    form = await form_of(request, most=_MAX_FIELDS)
-    service_of(request).access.require_own_form(request, form)
+    form = await own_form(request, most=_MAX_FIELDS)
     return await run_in_threadpool(_send, request, form)
 
 
@@ -177,10 +175,9 @@ def show_queue(request: Request) -> Response:
 
 async def cancel(request: Request) -> Response:
     """Take an entry that waits out of the queue."""
-    visitor = require(request, "run")
-    service_of(request).access.require_own_form(request, await form_of(request))
+    await own_form(request)
     entry = str(request.path_params["entry"])
-    await run_in_threadpool(service_of(request).queue.cancel, entry, note=f"cancelled by {visitor.name}")
+    await run_in_threadpool(service_of(request).queue.cancel, entry, note=f"cancelled by {visitor_of(request).name}")
     audit(request, "cancel", entry)
     return RedirectResponse("/queue", 303)
 

@@ -7,14 +7,16 @@ import hmac
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from validator.documents import parse_json
 from validator.errors import UserError
-from validator.files import replacing, user_folder
+from validator.files import Tree, replacing, user_folder
 from validator.model.units import Frozen
 from validator.times import iso_now
 
@@ -52,13 +54,6 @@ class _TokenList(Frozen):
     schema_version: Literal[1] = 1
     tokens: tuple[Token, ...] = ()
 
-    @field_validator("tokens")
-    @classmethod
-    def _once_each(cls, tokens: tuple[Token, ...]) -> tuple[Token, ...]:
-        if len({one.name for one in tokens}) != len(tokens):
-            raise ValueError("two tokens have one name")
-        return tokens
-
 
 class Tokens(NamedTuple):
     """The tokens of a file; read again when the file has changed, so that what is revoked ends at once."""
@@ -66,9 +61,9 @@ class Tokens(NamedTuple):
     path: Path
 
     @classmethod
-    def default_path(cls) -> Path:
-        """Where tokens are kept unless the user says otherwise."""
-        return user_folder("XDG_CONFIG_HOME", ".config") / "validator" / "tokens.json"
+    def of(cls, given: Path | None) -> Tokens:
+        """Those of the file that the user gave, or of the one in the user's settings."""
+        return cls(given or user_folder("XDG_CONFIG_HOME", ".config") / "validator" / "tokens.json")
 
     def all(self) -> tuple[Token, ...]:
         """Every token; none where there is no file.
@@ -97,41 +92,45 @@ class Tokens(NamedTuple):
         Raises:
             TokenError: when the name is taken or not one, or the file cannot be written.
         """
-        known = self.all()
-        if any(one.name == name for one in known):
-            raise TokenError(f"{name} is a token already; revoke it first, or choose another name")
         text = _PREFIX + secrets.token_urlsafe(32)
         try:
-            made = Token(name=name, role=role, sha256=_digest(text), created=iso_now("seconds"))
+            made = Token(name=name, role=role, sha256=digest_of(text), created=iso_now("seconds"))
         except ValidationError as error:
             raise TokenError(
                 f"{name!r} is no name of a token; use at most 61 letters, digits, `.`, `_`, `-`"
             ) from error
-        self._write((*known, made))
+        with self._changing() as known:
+            if any(one.name == name for one in known):
+                raise TokenError(f"{name} is a token already; revoke it first, or choose another name")
+            known.append(made)
         return text
 
     def revoke(self, name: str) -> None:
         """Remove a token. Raises TokenError when there is none of that name, or the file cannot be written."""
-        known = self.all()
-        kept = tuple(one for one in known if one.name != name)
-        if len(kept) == len(known):
-            raise TokenError(f"{name} is no token; `validator token list` shows them")
-        self._write(kept)
+        with self._changing() as known:
+            if all(one.name != name for one in known):
+                raise TokenError(f"{name} is no token; `validator token list` shows them")
+            known[:] = [one for one in known if one.name != name]
 
-    def find(self, text: str) -> Token | None:
-        """The token of a text. Each hash is compared in full, so that the time says nothing of it."""
-        digest = _digest(text)
-        found = [one for one in self.all() if hmac.compare_digest(one.sha256, digest)]
+    def find(self, sha256: str) -> Token | None:
+        """The token whose text has that digest. Each is compared in full, so that the time says nothing of it."""
+        found = [one for one in self.all() if hmac.compare_digest(one.sha256, sha256)]
         return found[0] if found else None
 
-    def _write(self, tokens: tuple[Token, ...]) -> None:
+    @contextmanager
+    def _changing(self) -> Iterator[list[Token]]:
+        """The tokens, which nobody else changes meanwhile; what the block makes of them is written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with replacing(self.path, mode=0o600) as file:
-                file.write(_TokenList(tokens=tokens).model_dump_json(indent=2).encode() + b"\n")
+            with Tree(self.path.parent) as tree, tree.locked(f".{self.path.name}.lock", mode=0o600):
+                tokens = list(self.all())
+                yield tokens
+                with replacing(self.path, mode=0o600) as file:
+                    file.write(_TokenList(tokens=tuple(tokens)).model_dump_json(indent=2).encode() + b"\n")
         except OSError as error:
             raise TokenError(f"--token-file {self.path} cannot be written: {error.strerror}") from error
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
+    """What is stored of the text of a token."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from validator.errors import Unable
 from validator.service import access, live, serve
 from validator.service.app import make_app
 from validator.service.index import RunIndex
-from validator.service.tokens import TokenError, Tokens
+from validator.service.tokens import TokenError, Tokens, digest_of
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def test_a_token_is_shown_once_and_stored_hashed(tokens: Tokens) -> None:
     assert text not in stored
     assert "grafana" in stored
     assert tokens.path.stat().st_mode & 0o077 == 0
-    found = tokens.find(text)
+    found = tokens.find(digest_of(text))
     assert found is not None
     assert (found.allows("read"), found.allows("push"), found.allows("run")) == (True, False, False)
     with pytest.raises(TokenError, match="revoke it first"):
@@ -40,9 +42,20 @@ def test_a_token_is_shown_once_and_stored_hashed(tokens: Tokens) -> None:
     with pytest.raises(TokenError, match="no name of a token"):
         tokens.add("a b", "run")
     tokens.revoke("grafana")
-    assert tokens.find(text) is None
+    assert tokens.find(digest_of(text)) is None
     with pytest.raises(TokenError, match="is no token"):
         tokens.revoke("grafana")
+
+
+def test_tokens_that_are_changed_at_once_are_all_as_asked(tokens: Tokens) -> None:
+    """One who adds must not write back what another has revoked meanwhile."""
+    for number in range(6):
+        tokens.add(f"old{number}", "run")
+    changes = [partial(tokens.revoke, f"old{number}") for number in range(6)]
+    changes += [partial(tokens.add, f"new{number}", "read") for number in range(6)]
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(lambda change: change(), changes))
+    assert sorted(one.name for one in tokens.all()) == [f"new{number}" for number in range(6)]
 
 
 def test_a_file_of_tokens_that_others_can_read_is_refused(tokens: Tokens) -> None:
