@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +28,7 @@ def command(
     from validator.pipeline.push import Destination, push
     from validator.text import format_size, plural
 
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
-
+    say = partial(typer.echo, err=True)
     with reported(as_json=as_json):
         token = os.environ.get("VALIDATOR_TOKEN", "")
         found = Destination.of(to, token=token, token_file=token_file, ca_file=ca_file)

@@ -15,33 +15,28 @@ from validator.errors import ExitCode
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
+def _option(metavar: str, help_: str) -> Any:
+    return typer.Option(metavar=metavar, help=help_)
+
+
 @example(
     "validator serve", "validator token add me --role run && validator serve --listen 0.0.0.0:8700 --reports reports"
 )
 def command(
-    reports: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")] = Path("reports"),
+    reports: Annotated[Path, _option("DIR", "Folder of the run folders.")] = Path("reports"),
     listen: Annotated[
-        str, typer.Option(metavar="ADDRESS:PORT", help="Where to listen; any address but loopback needs tokens.")
+        str, _option("ADDRESS:PORT", "Where to listen; any address but loopback needs tokens.")
     ] = "127.0.0.1:8700",
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ask for a token of this file, on loopback as well.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate in PEM: speak TLS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    token_file: Annotated[Path | None, _option("FILE", "Ask for a token of this file, on loopback as well.")] = None,
+    tls_cert: Annotated[Path | None, _option("FILE", "Certificate in PEM: speak TLS.")] = None,
+    tls_key: Annotated[Path | None, _option("FILE", "The certificate's key.")] = None,
     runbooks: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of runbooks to start; ./runbooks where there is one.", show_default=False
-        ),
+        Path | None, _option("DIR", "Folder of runbooks to start; ./runbooks where there is one.")
     ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
-    webhook: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="Post each decision there, signed. Repeatable.")
-    ] = None,
-    webhook_secret: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The key of the signatures, of mode 600.")
-    ] = None,
-    public_url: Annotated[str, typer.Option(metavar="URL", help="Where readers reach the service, for links.")] = "",
+    webhook: Annotated[list[str] | None, _option("URL", "Post each decision there, signed. Repeatable.")] = None,
+    webhook_secret: Annotated[Path | None, _option("FILE", "The key of the signatures, of mode 600.")] = None,
+    public_url: Annotated[str, _option("URL", "Where readers reach the service, for links.")] = "",
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit of this command.")] = False,
 ) -> None:
     """Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics."""

@@ -69,7 +69,7 @@ def render_index(groups: Sequence[Group]) -> str:
         environment()
         .get_template("history.html.j2")
         .render(
-            sections=[_section(number, group) for number, group in enumerate(groups, start=1)],
+            sections=[group_section(number, group) for number, group in enumerate(groups, start=1)],
             runs=sum(len(group.entries) for group in groups),
             spark=SPARK,
             version=validator.__version__,
@@ -81,7 +81,7 @@ def render_index(groups: Sequence[Group]) -> str:
     )
 
 
-def _section(number: int, group: Group) -> dict[str, Any]:
+def group_section(number: int, group: Group) -> dict[str, Any]:
     """One runbook on one class of machine, as the template names its parts."""
     runs = [run_row(entry) for entry in reversed(group.entries[-_LISTED:])]
     return {

@@ -14,15 +14,17 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from validator.service.audit import AuditLog
@@ -84,8 +86,8 @@ class Visitor:
 
     @property
     def form_key(self) -> str:
-        """What a form of this session must carry, and a page of another site cannot know; empty without a session."""
-        return hmac.new(self.key, self.session.encode(), hashlib.sha256).hexdigest() if self.session else ""
+        """What a form of this session must carry, and a page of another site cannot know."""
+        return hmac.new(self.key, self.session.encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass
@@ -165,9 +167,7 @@ def require_own_origin(request: Request) -> None:
 
 def visitor_of(request: Request) -> Visitor:
     """Who a request is from, as the guard has found."""
-    found = request.scope["visitor"]
-    assert isinstance(found, Visitor), "every request passes the guard"
-    return found
+    return cast(Visitor, request.scope["visitor"])
 
 
 def require(request: Request, role: Role) -> Visitor:
@@ -178,11 +178,11 @@ def require(request: Request, role: Role) -> Visitor:
     return visitor
 
 
-def set_cookie(response: Response, session: str, *, secure: bool) -> None:
-    """Give the visitor a session; an empty one ends it."""
-    response.set_cookie(
-        COOKIE, session, max_age=int(_SESSION_S) if session else 0, httponly=True, secure=secure, samesite="strict"
-    )
+def with_cookie(request: Request, response: Response, session: str) -> Response:
+    """A response that gives the visitor a session; an empty one ends it."""
+    age, secure = int(_SESSION_S) if session else 0, request.scope["scheme"] == "https"
+    response.set_cookie(COOKIE, session, max_age=age, httponly=True, secure=secure, samesite="strict")
+    return response
 
 
 async def form_of(request: Request, *, most: int = 16) -> dict[str, str]:
@@ -202,17 +202,23 @@ async def form_of(request: Request, *, most: int = 16) -> dict[str, str]:
     return {name: values[0] for name, values in found.items()}
 
 
-async def own_form(request: Request, role: Role = "run", *, most: int = 16) -> dict[str, str]:
-    """The fields of a form that a page of this service gave to its visitor, who may do what needs `role`.
+FormAction = Callable[[Request, Mapping[str, str]], Response]
+"""What a form does, by its request and its fields, each once; it may block."""
 
-    Raises:
-        HTTPException: 403 for any other, and as `form_of` does.
+
+def posted(path: str, action: FormAction, role: Role = "run", *, most: int = 16) -> Route:
+    """The route of a form that a page of this service gave to its visitor, who may do what needs `role`.
+
+    Any other is answered by 403, or as `form_of` says, and does nothing.
     """
-    visitor, form = require(request, role), await form_of(request, most=most)
-    key = visitor.form_key
-    if not key or not hmac.compare_digest(form.get("key", "").encode(), key.encode()):
-        raise HTTPException(403, "The form has expired: open the page again.")
-    return form
+
+    async def endpoint(request: Request) -> Response:
+        visitor, form = require(request, role), await form_of(request, most=most)
+        if not visitor.session or not hmac.compare_digest(form.get("key", "").encode(), visitor.form_key.encode()):
+            raise HTTPException(403, "The form has expired: open the page again.")
+        return await run_in_threadpool(action, request, form)
+
+    return Route(path, endpoint, methods=["POST"])
 
 
 def inner_path(text: str) -> str:

@@ -23,7 +23,7 @@ from validator.pipeline.manifest import Manifest
 from validator.report.elements import decision_status
 from validator.report.page import StatusView
 from validator.report.templates import environment
-from validator.service.context import NUMBERS, run_filter, service_of, whole_number
+from validator.service.context import NUMBERS, number_of, run_filter, service_of
 from validator.service.files import streamed
 from validator.service.inbox import Receipt
 from validator.service.index import FILTERS
@@ -41,7 +41,7 @@ _DECISIONS = ("GO", "NO_GO", "INCONCLUSIVE")
 
 def list_runs(request: Request) -> Response:
     """Runs of a filter, the latest first, and how many there are."""
-    limit, offset = whole_number(request, "limit"), whole_number(request, "offset")
+    limit, offset = number_of(request, "limit"), number_of(request, "offset")
     found, total = service_of(request).index.find(run_filter(request), limit=limit, offset=offset)
     return JSONResponse({"total": total, "runs": [asdict(one) for one in found]})
 
@@ -156,9 +156,7 @@ def description() -> dict[str, Any]:
     for one in ENDPOINTS:
         paths.setdefault(one.path, {})[one.method] = _operation(one)
     schemas, shared = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    defined = dict(shared.get("$defs", {}))
-    for (name, _), schema in schemas.items():
-        defined.setdefault(str(name), schema)
+    defined = {**{name: schema for (name, _), schema in schemas.items()}, **shared.get("$defs", {})}
     error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
     return {
         "openapi": "3.1.0",
@@ -174,38 +172,41 @@ def description() -> dict[str, Any]:
 
 
 def _operation(one: Endpoint) -> dict[str, Any]:
-    model = {"$ref": f"#/components/schemas/{one.answer.__name__}"}
-    listed = {"type": "object", "properties": {one.listed: {"type": "array", "items": model}}}
-    if "limit" in one.query:
-        listed["properties"]["total"] = {"type": "integer"}  # type: ignore[index]
-    body = {}
-    if one.body:
-        sent = {"schema": {"$ref": f"#/components/schemas/{one.body.__name__}"}}
-        content = {"application/octet-stream": {}} if one.body is bytes else {"application/json": sent}
-        body = {"requestBody": {"required": True, "content": content}}
-    return {
-        **body,
+    answer = _model(one.answer.__name__)
+    if one.listed:
+        total = {"total": {"type": "integer"}} if "limit" in one.query else {}
+        answer = {"type": "object", "properties": {one.listed: {"type": "array", "items": answer}, **total}}
+    names = [(name, "path") for name in re.findall(r"{(\w+)", one.path)] + [(name, "query") for name in one.query]
+    operation = {
         "operationId": one.function.__name__,
         "summary": str(one.function.__doc__).partition("\n")[0],
-        "parameters": [_parameter(name, "path") for name in re.findall(r"{(\w+)", one.path)]
-        + [_parameter(name, "query", required=name in ("a", "b")) for name in one.query],
+        "parameters": [_parameter(name, where) for name, where in names],
         "responses": {
-            "2XX": _answer("OK", listed if one.listed else model),
-            "default": _answer("Why it is refused.", {"$ref": "#/components/schemas/Error"}),
+            "2XX": {"description": "OK", "content": _json(answer)},
+            "default": {"description": "Why it is refused.", "content": _json(_model("Error"))},
         },
     }
+    if one.body:
+        content = {"application/octet-stream": {}} if one.body is bytes else _json(_model(one.body.__name__))
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
 
 
-def _answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
+def _model(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _parameter(name: str, where: str, *, required: bool = False) -> dict[str, Any]:
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _parameter(name: str, where: str) -> dict[str, Any]:
+    required = where == "path" or name in ("a", "b")
     schema: dict[str, Any] = {"type": "string", "minLength": int(required)}
     if name in NUMBERS:
         least, most, default = NUMBERS[name]
         schema = {"type": "integer", "minimum": least, "maximum": most, "default": default}
-    return {"name": name, "in": where, "required": required or where == "path", "schema": schema}
+    return {"name": name, "in": where, "required": required, "schema": schema}
 
 
 ROUTES = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -16,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 import validator
 from validator.pipeline.manifest import MAX_FILE_BYTES, MAX_FILES
 from validator.report.templates import environment, style, text
-from validator.service.access import Access, address_of, set_cookie, visitor_of
+from validator.service.access import Access, address_of, visitor_of, with_cookie
 from validator.service.events import Feed
 from validator.service.inbox import Inbox
 from validator.service.index import RunFilter, RunIndex
@@ -62,9 +63,7 @@ class Service:
 
 def service_of(request: Request) -> Service:
     """The server that a request came to."""
-    found = request.app.state.service
-    assert isinstance(found, Service), "the application has it from its start"
-    return found
+    return cast(Service, request.app.state.service)
 
 
 def audit(request: Request, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
@@ -95,32 +94,22 @@ def to(address: str) -> Response:
     return RedirectResponse(address, 303)
 
 
-def page(request: Request, name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """The page of a template, with what each of them needs."""
+def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Response:
+    """The page of a template, with what each of them needs. Forms need a session, also where nobody logs in."""
     visitor = visitor_of(request)
+    made = "" if visitor.session or visitor.needs_token else secrets.token_urlsafe(32)
+    visitor = replace(visitor, session=made or visitor.session)
     content = environment().get_template(f"service/{name}.html.j2")
-    made = content.render(
+    html = content.render(
         visitor=visitor,
         logged_in=visitor.needs_token and visitor.token is not None,
-        form_key=visitor.form_key,
         path="/" + quote(request.scope["path"].lstrip("/")),  # two strokes would begin the name of another server
         version=validator.__version__,
         asset={name: address for name, (_, _, address) in assets().items()},
         **values,
     )
-    return HTMLResponse(made, status)
-
-
-def form_page(request: Request, name: str, **values: Any) -> HTMLResponse:
-    """A page with forms. They need a session that they belong to, also where nobody logs in."""
-    visitor = visitor_of(request)
-    if visitor.session or visitor.needs_token:
-        return page(request, name, **values)
-    session = service_of(request).access.log_in("")
-    request.scope["visitor"] = replace(visitor, session=session)
-    response = page(request, name, **values)
-    set_cookie(response, session, secure=request.scope["scheme"] == "https")
-    return response
+    response = HTMLResponse(html, status)
+    return with_cookie(request, response, made) if made else response
 
 
 def run_filter(request: Request) -> RunFilter:
@@ -128,7 +117,7 @@ def run_filter(request: Request) -> RunFilter:
     return RunFilter(**{name: request.query_params.get(name, "")[:300] for name in RunFilter._fields})
 
 
-def whole_number(request: Request, name: str) -> int:
+def number_of(request: Request, name: str) -> int:
     """A number of the address.
 
     Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -53,8 +54,8 @@ class ListedFile(NamedTuple):
 def listed_logs(folder: Path) -> tuple[tuple[ListedFile, ...], int]:
     """The renderings of a run and its logs, as many as a page lists, and how many there are among the first files."""
     first = {name: place for place, name in enumerate((*RENDERINGS, *HAND_OVER))}
-    closed = _being_written(folder)
-    with Tree(folder, follow=False) as tree:
+    closed, found = _being_written(folder), list[ListedFile]()
+    with suppress(OSError), Tree(folder, follow=False) as tree:
         found = [
             ListedFile(entry.path, quote(entry.path), format_size(entry.bytes))
             for entry in islice(tree.walk(), _MAX_WALKED)

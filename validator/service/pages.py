@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from validator.errors import UserError
 from validator.files import Tree
-from validator.history.page import SPARK, change_sentence, node_before, run_row, trend_lines
+from validator.history.page import SPARK, group_section, node_before, run_row
 from validator.history.read import HistoryEntry
 from validator.history.trend import Group, group_entries
 from validator.model.contrast import ContrastReport
@@ -33,18 +33,8 @@ from validator.report.fleet import STATES
 from validator.report.page import Page as ReportPage
 from validator.report.page import StatusView
 from validator.runs.folder import is_run_folder
-from validator.service.access import address_of, form_of, inner_path, own_form, require, set_cookie, visitor_of
-from validator.service.context import (
-    assets,
-    audit,
-    form_page,
-    page,
-    run_address,
-    run_filter,
-    service_of,
-    to,
-    whole_number,
-)
+from validator.service.access import address_of, form_of, inner_path, posted, require, visitor_of, with_cookie
+from validator.service.context import assets, audit, number_of, page, run_address, run_filter, service_of, to
 from validator.service.events import LogName, shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
@@ -56,7 +46,6 @@ from validator.text import clean, one_line
 PAGE = 50
 _TREND_RUNS = 1000
 _RECENT = 10
-_NAMES = {"runbook": "Runbook", "machine": "Machine", "branch": "Branch", "decision": "Decision", "host": "Host"}
 
 
 def row(entry: HistoryEntry) -> dict[str, Any]:
@@ -85,10 +74,10 @@ def card(one: Running) -> dict[str, Any]:
 def past(request: Request) -> Response:
     """The runs of a filter, page by page, and the metrics of one runbook on one class of machine over time."""
     index, wanted = service_of(request).index, run_filter(request)
-    number = whole_number(request, "page")
+    number = number_of(request, "page")
     found, total = index.find(wanted, limit=PAGE, offset=(number - 1) * PAGE)
     choices = [
-        {"name": name, "label": _NAMES[name], "values": _options_of(name, values), "chosen": getattr(wanted, name)}
+        {"name": name, "values": _options_of(name, values), "chosen": getattr(wanted, name)}
         for name, values in index.choices().items()
     ]
     pages = {
@@ -96,8 +85,8 @@ def past(request: Request) -> Response:
         for name, other in (("Newer", number - 1), ("Older", number + 1))
         if 1 <= other <= -(-total // PAGE)
     }
-    one_group = wanted.runbook and wanted.machine
-    trends = [_section_of(one) for one in _groups(index, index.revision, wanted)] if one_group else []
+    groups = _groups(index, index.revision, wanted) if wanted.runbook and wanted.machine else ()
+    trends = [group_section(number, group) for number, group in enumerate(groups, start=1)]
     return page(
         request, "past", choices=choices, runs=[row(one) for one in found], total=total, pages=pages, number=number,
         first=(number - 1) * PAGE + 1, sections=trends, spark=SPARK, filtered=bool(wanted.chosen),
@@ -114,13 +103,6 @@ def _groups(index: RunIndex, revision: int, wanted: RunFilter) -> tuple[Group, .
     """The comparable runs of a filter, without the decision: a trend of good runs alone would show no change."""
     found, _ = index.find(wanted._replace(decision=""), limit=_TREND_RUNS)
     return group_entries(tuple(reversed(found)))
-
-
-def _section_of(group: Group) -> dict[str, Any]:
-    title = group.title or group.runbook
-    worse = [f"{trend.name}: {change_sentence(trend, change)}" for trend, change in group.regressions]
-    named = {"title": one_line(title), "variant": one_line(group.variant), "regressions": worse}
-    return named | {"lines": trend_lines(group), "runs": len(group.entries)}
 
 
 def _node_rows(entries: Sequence[HistoryEntry]) -> Iterator[dict[str, Any]]:
@@ -145,10 +127,7 @@ def run(request: Request) -> Response:
     service = service_of(request)
     folder = service.folder(request.path_params["run"])
     entry, running = service.index.entry(folder.name), service.live.of(folder.name)
-    try:
-        files, count = listed_logs(folder)
-    except OSError:
-        files, count = (), 0
+    files, count = listed_logs(folder)
     like = RunFilter(runbook=entry.runbook, machine=entry.machine) if entry else RunFilter()
     log = service.live.log(folder.name, request.query_params.get("log", "")[:300]) if running else LogTail()
     others = [one for one in service.index.find(like, limit=PAGE)[0] if one.folder != folder.name] if entry else []
@@ -219,18 +198,17 @@ def ask_stop(request: Request) -> Response:
     running = service.live.of(folder.name)
     if running is None or not running.working:
         raise HTTPException(409, "This validation is not running here any more.")
-    return form_page(request, "stop", how=how, card=card(running))
+    return page(request, "stop", how=how, card=card(running))
 
 
-async def stop(request: Request) -> Response:
+def stop(request: Request, form: Mapping[str, str]) -> Response:
     """Stop a validation, as its page asked for."""
-    service, form = service_of(request), await own_form(request)
-    how = _HOW.get(form.get("how", ""))
+    service, how = service_of(request), _HOW.get(form.get("how", ""))
     if how is None:
         raise HTTPException(400, "how must be stop or halt.")
-    folder = await run_in_threadpool(service.folder, request.path_params["run"])
+    folder = service.folder(request.path_params["run"])
     try:
-        await run_in_threadpool(service.live.stop, folder, how)
+        service.live.stop(folder, how)
     except (UserError, OSError) as error:
         audit(request, how, folder.name, f"failed: {error}")
         raise HTTPException(409, clean(str(error))) from error
@@ -258,19 +236,14 @@ async def log_in(request: Request) -> Response:
             audit(request, "log in", outcome="refused: it may not read", who=token.name)
         return page(request, "login", status=403, next=target, wrong=True)
     audit(request, "log in", who=token.name)
-    response = to(target)
-    set_cookie(response, service.access.log_in(form["token"]), secure=request.scope["scheme"] == "https")
-    return response
+    return with_cookie(request, to(target), service.access.log_in(form["token"]))
 
 
-async def log_out(request: Request) -> Response:
+def log_out(request: Request, form: Mapping[str, str]) -> Response:
     """End a session."""
-    await own_form(request, "read")
     service_of(request).access.log_out(visitor_of(request).session)
     audit(request, "log out")
-    response = to("/login")
-    set_cookie(response, "", secure=request.scope["scheme"] == "https")
-    return response
+    return with_cookie(request, to("/login"), "")
 
 
 # What pages load.
@@ -307,10 +280,10 @@ ROUTES = (
     Route("/runs/{run}/", run),
     Route("/runs/{run}/{path:path}", run_file),
     Route("/stop/{run}", ask_stop),
-    Route("/stop/{run}", stop, methods=["POST"]),
+    posted("/stop/{run}", stop),
     Route("/login", ask_token),
     Route("/login", log_in, methods=["POST"]),
-    Route("/logout", log_out, methods=["POST"]),
+    posted("/logout", log_out, "read"),
     Route("/events", events),
     Route("/static/{name}", asset),
 )

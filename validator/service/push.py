@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from validator.service.access import require, require_own_origin
-from validator.service.context import audit, service_of, whole_number
+from validator.service.context import audit, number_of, service_of
 from validator.service.inbox import Inbox
 
 _PIECE = 256 << 10
@@ -37,8 +37,8 @@ async def continue_push(request: Request) -> Response:
     """Add bytes to an upload, from a file and an offset on; the answer says where it continues."""
     require(request, "push")
     require_own_origin(request)
-    inbox, file = service_of(request).inbox, whole_number(request, "file")
-    offset = whole_number(request, "at")
+    inbox, file = service_of(request).inbox, number_of(request, "file")
+    offset = number_of(request, "at")
     with inbox.request():
         upload = await _in_thread(inbox, inbox.opened, str(request.path_params["upload"]))
         receipt = upload.receipt(file, offset)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,8 +17,8 @@ from validator.errors import UserError
 from validator.nightly.schedule import ScheduleError, choose, holder, place, unschedule
 from validator.nightly.settings import Nightly, NightlyError, changed_job, config_dir, last_ended, load, names
 from validator.report.elements import decision_status
-from validator.service.access import own_form
-from validator.service.context import audit, form_page, to
+from validator.service.access import posted
+from validator.service.context import audit, page, to
 
 
 def days_of(form: Mapping[str, str]) -> tuple[str, ...]:
@@ -43,7 +42,7 @@ def list_schedules(request: Request) -> Response:
         choose("auto")
     except ScheduleError as error:
         missing = str(error)
-    return form_page(request, "schedules", jobs=[_row(name) for name in names()], missing=missing)
+    return page(request, "schedules", jobs=[_row(name) for name in names()], missing=missing)
 
 
 def _row(name: str) -> dict[str, Any]:
@@ -56,14 +55,9 @@ def _row(name: str) -> dict[str, Any]:
     return row | {"status": scheduler.status(name) if scheduler else None, "next": job.next_start()}
 
 
-async def change(request: Request) -> Response:
+def change(request: Request, form: Mapping[str, str]) -> Response:
     """Change the time of a job, pause or remove it."""
-    form = await own_form(request)
-    await run_in_threadpool(_change, request, str(request.path_params["name"]), form)
-    return to("/schedules")
-
-
-def _change(request: Request, name: str, form: Mapping[str, str]) -> None:
+    name = request.path_params["name"]
     if name not in names():
         raise HTTPException(404, "No schedule of this name is here.")
     do = form.get("do")
@@ -76,9 +70,10 @@ def _change(request: Request, name: str, form: Mapping[str, str]) -> None:
     else:
         raise HTTPException(400, "do must be save, pause or remove.")
     audit(request, f"{do} schedule", name)
+    return to("/schedules")
 
 
 ROUTES = (
     Route("/schedules", list_schedules),
-    Route("/schedules/{name}", change, methods=["POST"]),
+    posted("/schedules/{name}", change),
 )

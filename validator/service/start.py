@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from validator.errors import ExitCode, Unable
@@ -32,8 +32,8 @@ from validator.runbook import Problem, RunbookError, RunbookInfo, available
 from validator.runbook.load import LoadedRunbook
 from validator.runbook.offered import OfferedSetting, offered_settings
 from validator.secrets.masking import clean_plan
-from validator.service.access import own_form, require, require_own_origin, visitor_of
-from validator.service.context import audit, form_page, page, service_of
+from validator.service.access import posted, require, require_own_origin, visitor_of
+from validator.service.context import audit, page, service_of, to
 from validator.service.queue import ENTRY_ID, QueueEntry
 from validator.service.schedules import add_schedule, days_of
 from validator.supervise.lock import lock_names
@@ -123,25 +123,20 @@ def list_runbooks(request: Request) -> Response:
 def show_runbook(request: Request) -> Response:
     """A runbook with the form of its settings."""
     require(request, "run")
-    return form_page(request, "setup", wanted=_wanted(request, str(request.path_params["name"]), {}))
+    return page(request, "setup", wanted=_wanted(request, str(request.path_params["name"]), {}))
 
 
-async def send_form(request: Request) -> Response:
+def send_form(request: Request, form: Mapping[str, str]) -> Response:
     """Check what the form asks for and show its plan, or start or schedule what was shown."""
-    form = await own_form(request, most=_MAX_FIELDS)
-    return await run_in_threadpool(_send, request, form)
-
-
-def _send(request: Request, form: Mapping[str, str]) -> Response:
     values = {path: value.strip() for path, value in form.items() if "." in path and value.strip()}
     wanted, do = _wanted(request, str(request.path_params["name"]), values), form.get("do")
     if wanted.loaded is None or do == "edit":
-        return form_page(request, "setup", wanted=wanted)
+        return page(request, "setup", wanted=wanted)
     shown = form.get("sha256") == wanted.loaded.sha256  # else the runbook was edited meanwhile
     entry = form.get("entry", "")
     if shown and do == "start" and re.fullmatch(ENTRY_ID, entry):
         _enqueue(request, wanted, entry)
-        return RedirectResponse("/queue", 303)
+        return to("/queue")
     if shown and do == "schedule":
         name, at, days = form.get("job", ""), form.get("at", ""), days_of(form)
         path, out = str(wanted.info.path.resolve()), str(service_of(request).index.reports)
@@ -159,8 +154,8 @@ def _show_plan(request: Request, wanted: WantedRun, loaded: LoadedRunbook) -> Re
     except Unable as error:
         obstacle = str(error)
     # The entry has its name already, so that a form which is sent twice starts once.
-    named = {"entry": secrets.token_hex(16), "plan": "\n".join(lines)}
-    return form_page(request, "planned", wanted=wanted, loaded=loaded, obstacle=obstacle, **named)
+    entry, plan = secrets.token_hex(16), "\n".join(lines)
+    return page(request, "planned", wanted=wanted, loaded=loaded, obstacle=obstacle, entry=entry, plan=plan)
 
 
 def show_queue(request: Request) -> Response:
@@ -170,16 +165,15 @@ def show_queue(request: Request) -> Response:
     first = next((one for one in entries if one.state != "ended"), None)
     blocked = queue.blocked(first) if first and first.state == "waiting" else ""
     views = {one.note: decision_status(one.note) for one in entries if one.note in ExitCode.__members__}
-    return form_page(request, "queue", entries=entries, blocked=blocked, stamp=queue.stamp(), decisions=views)
+    return page(request, "queue", entries=entries, blocked=blocked, stamp=queue.stamp(), decisions=views)
 
 
-async def cancel(request: Request) -> Response:
+def cancel(request: Request, form: Mapping[str, str]) -> Response:
     """Take an entry that waits out of the queue."""
-    await own_form(request)
     entry = str(request.path_params["entry"])
-    await run_in_threadpool(service_of(request).queue.cancel, entry, note=f"cancelled by {visitor_of(request).name}")
+    service_of(request).queue.cancel(entry, note=f"cancelled by {visitor_of(request).name}")
     audit(request, "cancel", entry)
-    return RedirectResponse("/queue", 303)
+    return to("/queue")
 
 
 # The same for programs.
@@ -219,7 +213,7 @@ def _enqueued(request: Request, given: QueueRequest) -> Response:
 ROUTES = (
     Route("/start", list_runbooks),
     Route("/start/{name}", show_runbook),
-    Route("/start/{name}", send_form, methods=["POST"]),
+    posted("/start/{name}", send_form, most=_MAX_FIELDS),
     Route("/queue", show_queue),
-    Route("/queue/{entry}", cancel, methods=["POST"]),
+    posted("/queue/{entry}", cancel),
 )
