@@ -27,8 +27,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from validator.errors import UserError
 from validator.service.audit import AuditLog
-from validator.service.tokens import Role, Token, TokenError, Tokens, digest_of
+from validator.service.tokens import Role, Token, Tokens, digest_of
 
 COOKIE = "validator_session"
 MAX_BODY_BYTES = 16 << 10
@@ -130,7 +131,7 @@ class Access:
     def _holder(self, sha256: str) -> Token | None:
         try:
             return None if self.tokens is None else self.tokens.find(sha256)
-        except TokenError as error:
+        except UserError as error:
             raise HTTPException(503, "The tokens cannot be read: `validator token list` there says why.") from error
 
     def log_in(self, text: str) -> str:

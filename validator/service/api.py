@@ -182,12 +182,12 @@ def _operation(one: Endpoint) -> dict[str, Any]:
         "summary": str(one.function.__doc__).partition("\n")[0],
         "parameters": [_parameter(name, where) for name, where in names],
         "responses": {
-            "2XX": {"description": "OK", "content": _json(answer)},
-            "default": {"description": "Why it is refused.", "content": _json(_model("Error"))},
+            "2XX": {"description": "OK", "content": _json_content(answer)},
+            "default": {"description": "Why it is refused.", "content": _json_content(_model("Error"))},
         },
     }
     if one.body:
-        content = {"application/octet-stream": {}} if one.body is bytes else _json(_model(one.body.__name__))
+        content = {"application/octet-stream": {}} if one.body is bytes else _json_content(_model(one.body.__name__))
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
@@ -196,7 +196,7 @@ def _model(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
+def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 

@@ -41,7 +41,7 @@ from validator.service.index import RunFilter, RunIndex
 from validator.service.live import Running, steps_text
 from validator.service.stopping import StopHow
 from validator.supervise.open_run import LOG_LINES, LogTail
-from validator.text import clean, one_line
+from validator.text import one_line
 
 PAGE = 50
 _TREND_RUNS = 1000
@@ -156,7 +156,8 @@ def contrast_of(request: Request) -> ContrastReport | None:
     """The two runs that an address names, compared; None where it does not name both.
 
     Raises:
-        HTTPException: 404 for a run that is not here, 409 where they cannot be compared, 503 while too many are.
+        HTTPException: 404 for a run that is not here, 409 for one without a header, 503 while too many are compared.
+        UserError: where they cannot be compared.
     """
     a, b = (request.query_params.get(side, "") for side in ("a", "b"))
     if not a or not b:
@@ -168,8 +169,6 @@ def contrast_of(request: Request) -> ContrastReport | None:
         raise HTTPException(503, "Other runs are being compared: try again.", {"retry-after": "5"})
     try:
         return compare(sides[0], sides[1])
-    except UserError as error:
-        raise HTTPException(409, clean(str(error))) from error
     finally:
         _COMPARING.release()
 
@@ -211,7 +210,7 @@ def stop(request: Request, form: Mapping[str, str]) -> Response:
         service.live.stop(folder, how)
     except (UserError, OSError) as error:
         audit(request, how, folder.name, f"failed: {error}")
-        raise HTTPException(409, clean(str(error))) from error
+        raise HTTPException(409, str(error)) from error
     audit(request, how, folder.name)
     return to(run_address(folder.name))
 

@@ -33,20 +33,12 @@ _MAX_CONNECTIONS, _MAX_OF_ONE = 400, 200
 """Of all, and of one other machine: one that opens many and says nothing must not keep others out."""
 
 
-class ListenError(UserError):
-    """An address that the service must not or cannot listen on; the message says why and what to do."""
-
-
-class TlsError(UserError):
-    """A certificate or a key that cannot be used; the message names the file and the fix."""
-
-
 def parse_listen(text: str) -> tuple[str, int]:
-    """`127.0.0.1:8700` or `[::1]:8700` as host and port; raises ListenError."""
+    """`127.0.0.1:8700` or `[::1]:8700` as host and port; raises UserError for what is neither."""
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isdigit() or int(port) > 65535:
-        raise ListenError(f"--listen {text}: write an address and a port, such as 127.0.0.1:8700 or [::1]:8700")
+        raise UserError(f"--listen {text}: write an address and a port, such as 127.0.0.1:8700 or [::1]:8700")
     return host, int(port)
 
 
@@ -54,8 +46,7 @@ def tokens_for(host: str, given: Path | None) -> Tokens | None:
     """The tokens that are needed to listen on a host: none on loopback, unless their file is given.
 
     Raises:
-        ListenError: when they are needed and there are none.
-        TokenError: when their file cannot be used.
+        UserError: when they are needed and there are none, or their file cannot be used.
     """
     if given is None and is_loopback(host):
         return None
@@ -63,7 +54,7 @@ def tokens_for(host: str, given: Path | None) -> Tokens | None:
     if not tokens.all():
         why = f"--token-file {given} has no token" if given else f"--listen {host} needs tokens, since others reach it"
         at = f" --token-file {given}" if given else ""
-        raise ListenError(f"{why}; make one with `validator token add NAME --role run{at}`, or listen on 127.0.0.1")
+        raise UserError(f"{why}; make one with `validator token add NAME --role run{at}`, or listen on 127.0.0.1")
     return tokens
 
 
@@ -75,24 +66,24 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         key: its private key in PEM, without a passphrase, which nobody but its owner may read: of root also its group.
 
     Raises:
-        TlsError: when a file is missing, open to others, or not what it has to be.
+        UserError: when a file is missing, open to others, or not what it has to be.
     """
     if cert is None and key is None:
         return None
     if cert is None or key is None:
-        raise TlsError("--tls-cert and --tls-key belong together: give both, or neither")
+        raise UserError("--tls-cert and --tls-key belong together: give both, or neither")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         status, _ = key.stat(), cert.stat()
         context.load_cert_chain(cert, key, password="")  # without one OpenSSL would ask the terminal
     except OSError as error:
         why = f"{error.filename or 'one of them'}: {error.strerror}"
-        raise TlsError(
+        raise UserError(
             f"--tls-cert {cert} and --tls-key {key} must be a certificate and its key without a passphrase, in PEM "
             f"({why}); look at them by `openssl x509 -in {cert}` and `openssl pkey -in {key}`"
         ) from error
     if stat.S_IMODE(status.st_mode) & (0o037 if status.st_uid == 0 else 0o077):
-        raise TlsError(f"--tls-key {key} is open to other users; chmod 600 {key}")
+        raise UserError(f"--tls-key {key} is open to other users; chmod 600 {key}")
     return context
 
 
@@ -105,8 +96,8 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._late = self.loop.call_later(_HEADERS_S, transport.abort)
         address = self.client[0] if self.client else ""
-        others = [getattr(one, "client", None) for one in self.connections]
-        if sum(one is not None and one[0] == address for one in others) > _MAX_OF_ONE and not is_loopback(address):
+        same = sum((getattr(one, "client", None) or ("",))[0] == address for one in self.connections)
+        if same > _MAX_OF_ONE and not is_loopback(address):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -196,7 +187,7 @@ def serve(
     Raises:
         WebhookError: when an address or the key of the signatures cannot be used.
         FolderError: when there is no such folder.
-        ListenError: when the address needs tokens that are not there.
+        UserError: when the address needs tokens that are not there.
         Unable: when the address is in use, or the index cannot be written.
     """
     host, port = parse_listen(listen)

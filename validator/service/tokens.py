@@ -31,10 +31,6 @@ _PREFIX = "vt_"
 _MAX_BYTES = 1 << 20
 
 
-class TokenError(UserError):
-    """A token or its file that cannot be used; the message names it and the fix."""
-
-
 class Token(Frozen):
     """One token. `sha256` is that of its text, which has 256 random bits, so that no slower hash is needed."""
 
@@ -69,7 +65,7 @@ class Tokens(NamedTuple):
         """Every token; none where there is no file.
 
         Raises:
-            TokenError: when the file cannot be read, or others may read or change it.
+            UserError: when the file cannot be read, or others may read or change it.
         """
         try:
             with self.path.open("rb") as file:
@@ -77,39 +73,37 @@ class Tokens(NamedTuple):
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise TokenError(f"--token-file {self.path} cannot be read: {error.strerror}") from error
+            raise UserError(f"--token-file {self.path} cannot be read: {error.strerror}") from error
         if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (os.getuid(), 0):
-            raise TokenError(f"--token-file {self.path} is open to other users; chmod 600 {self.path}")
+            raise UserError(f"--token-file {self.path} is open to other users; chmod 600 {self.path}")
         try:
             return _TokenList.model_validate(parse_json(data if len(data) <= _MAX_BYTES else b"")).tokens
         except (ValidationError, ValueError) as error:
             first = str(error).splitlines()[0]
-            raise TokenError(f"--token-file {self.path} is not what `validator token` writes ({first})") from error
+            raise UserError(f"--token-file {self.path} is not what `validator token` writes ({first})") from error
 
     def add(self, name: str, role: Role) -> str:
         """Make a token and return its text, which is stored nowhere.
 
         Raises:
-            TokenError: when the name is taken or not one, or the file cannot be written.
+            UserError: when the name is taken or not one, or the file cannot be written.
         """
         text = _PREFIX + secrets.token_urlsafe(32)
         try:
             made = Token(name=name, role=role, sha256=digest_of(text), created=iso_now("seconds"))
         except ValidationError as error:
-            raise TokenError(
-                f"{name!r} is no name of a token; use at most 61 letters, digits, `.`, `_`, `-`"
-            ) from error
+            raise UserError(f"{name!r} is no name of a token; use at most 61 letters, digits, `.`, `_`, `-`") from error
         with self._changing() as known:
             if any(one.name == name for one in known):
-                raise TokenError(f"{name} is a token already; revoke it first, or choose another name")
+                raise UserError(f"{name} is a token already; revoke it first, or choose another name")
             known.append(made)
         return text
 
     def revoke(self, name: str) -> None:
-        """Remove a token. Raises TokenError when there is none of that name, or the file cannot be written."""
+        """Remove a token. Raises UserError when there is none of that name, or the file cannot be written."""
         with self._changing() as known:
             if all(one.name != name for one in known):
-                raise TokenError(f"{name} is no token; `validator token list` shows them")
+                raise UserError(f"{name} is no token; `validator token list` shows them")
             known[:] = [one for one in known if one.name != name]
 
     def find(self, sha256: str) -> Token | None:
@@ -128,7 +122,7 @@ class Tokens(NamedTuple):
                 with replacing(self.path, mode=0o600) as file:
                     file.write(_TokenList(tokens=tuple(tokens)).model_dump_json(indent=2).encode() + b"\n")
         except OSError as error:
-            raise TokenError(f"--token-file {self.path} cannot be written: {error.strerror}") from error
+            raise UserError(f"--token-file {self.path} cannot be written: {error.strerror}") from error
 
 
 def digest_of(text: str) -> str:

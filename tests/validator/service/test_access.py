@@ -12,11 +12,11 @@ import pytest
 
 from tests.validator.history.folders import make_run
 from tests.validator.service.serving import client, form_key, make_running
-from validator.errors import Unable
+from validator.errors import Unable, UserError
 from validator.service import access, live, serve
 from validator.service.app import make_app
 from validator.service.index import RunIndex
-from validator.service.tokens import TokenError, Tokens, digest_of
+from validator.service.tokens import Tokens, digest_of
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def test_a_token_is_shown_once_and_stored_hashed(tokens: Tokens) -> None:
     found = tokens.find(digest_of(text))
     assert found is not None
     assert (found.allows("read"), found.allows("push"), found.allows("run")) == (True, False, False)
-    with pytest.raises(TokenError, match="revoke it first"):
+    with pytest.raises(UserError, match="revoke it first"):
         tokens.add("grafana", "run")
-    with pytest.raises(TokenError, match="no name of a token"):
+    with pytest.raises(UserError, match="no name of a token"):
         tokens.add("a b", "run")
     tokens.revoke("grafana")
     assert tokens.find(digest_of(text)) is None
-    with pytest.raises(TokenError, match="is no token"):
+    with pytest.raises(UserError, match="is no token"):
         tokens.revoke("grafana")
 
 
@@ -61,20 +61,20 @@ def test_tokens_that_are_changed_at_once_are_all_as_asked(tokens: Tokens) -> Non
 def test_a_file_of_tokens_that_others_can_read_is_refused(tokens: Tokens) -> None:
     tokens.add("one", "run")
     tokens.path.chmod(0o644)
-    with pytest.raises(TokenError, match="chmod 600"):
+    with pytest.raises(UserError, match="chmod 600"):
         tokens.all()
     tokens.path.chmod(0o600)
     tokens.path.write_text("[]", encoding="utf-8")
-    with pytest.raises(TokenError, match="is not what"):
+    with pytest.raises(UserError, match="is not what"):
         tokens.all()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "gpu7.example.com"])
 def test_an_address_that_others_reach_needs_tokens(host: str, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tokens.path.parent / "none"))
-    with pytest.raises(serve.ListenError, match="validator token add"):
+    with pytest.raises(UserError, match="validator token add"):
         serve.tokens_for(host, None)
-    with pytest.raises(serve.ListenError, match="has no token"):
+    with pytest.raises(UserError, match="has no token"):
         serve.tokens_for("127.0.0.1", tokens.path)
     tokens.add("me", "run")
     assert serve.tokens_for(host, tokens.path) == tokens
@@ -84,7 +84,7 @@ def test_an_address_that_others_reach_needs_tokens(host: str, tokens: Tokens, mo
 
 @pytest.mark.parametrize("text", ["8700", "127.0.0.1", "127.0.0.1:x", ":8700", "127.0.0.1:70000"])
 def test_an_address_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(serve.ListenError, match="write an address and a port"):
+    with pytest.raises(UserError, match="write an address and a port"):
         serve.parse_listen(text)
     assert serve.parse_listen("[::1]:8700") == ("::1", 8700)
 

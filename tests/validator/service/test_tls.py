@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 
 import pytest
 
+from validator.errors import UserError
 from validator.service import serve
 from validator.service.app import make_app
 from validator.service.index import RunIndex
-from validator.service.serve import TlsError, tls_context
+from validator.service.serve import tls_context
 from validator.service.tokens import Tokens
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, which makes the certificates")
@@ -40,11 +41,11 @@ def test_what_cannot_be_used_names_the_file_and_the_fix(pair: tuple[Path, Path],
     cert, key = pair
     assert tls_context(None, None) is None
     for half in ((cert, None), (None, key)):
-        with pytest.raises(TlsError, match="give both"):
+        with pytest.raises(UserError, match="give both"):
             tls_context(*half)
-    with pytest.raises(TlsError, match=r"--tls-cert .*none: No such file"):
+    with pytest.raises(UserError, match=r"--tls-cert .*none: No such file"):
         tls_context(tmp_path / "none", key)
-    with pytest.raises(TlsError, match=r"--tls-key .*none: No such file"):
+    with pytest.raises(UserError, match=r"--tls-key .*none: No such file"):
         tls_context(cert, tmp_path / "none")
     other = tmp_path / "other"
     other.mkdir()
@@ -57,7 +58,9 @@ def test_what_cannot_be_used_names_the_file_and_the_fix(pair: tuple[Path, Path],
     (tmp_path / "text.pem").chmod(0o600)
     for first, second in ((cert, make_pair(other)[1]), (cert, locked), (tmp_path / "text.pem", key), (key, cert)):
         second.chmod(0o600)
-        with pytest.raises(TlsError, match=r"must be a certificate and its key without a passphrase.*openssl x509 -in"):
+        with pytest.raises(
+            UserError, match=r"must be a certificate and its key without a passphrase.*openssl x509 -in"
+        ):
             tls_context(first, second)
 
 
@@ -66,7 +69,7 @@ def test_a_key_that_others_can_read_is_refused(pair: tuple[Path, Path], tmp_path
     key = tmp_path / "key.pem"
     key.write_bytes(pair[1].read_bytes())
     key.chmod(mode)
-    with pytest.raises(TlsError, match="chmod 600"):
+    with pytest.raises(UserError, match="chmod 600"):
         tls_context(pair[0], key)
 
 
