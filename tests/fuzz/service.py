@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 from pydantic import TypeAdapter
@@ -22,6 +23,8 @@ from validator.service.app import make_app
 from validator.service.index import RunIndex
 
 __all__ = ["ApiCase", "ask", "every_page", "play_requests"]
+
+T = TypeVar("T")
 
 MAX_ANSWER = 2**20
 MAX_FILES = 20
@@ -103,6 +106,12 @@ def _addresses(app: Starlette, reports: Path) -> Iterator[str]:
         yield f"/api/v1/compare?a={runs[0]}&b={side}"
 
 
+def _carried_out(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine. In a thread of its own: the browser of other tests leaves a loop in the main one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
 def every_page(reports: Path, out: Path) -> None:
     """Ask for every page and file, and keep the answers in `out`. Raises AssertionError for an answer of 5xx."""
     with closing(RunIndex(reports, out / "index.sqlite")) as index:
@@ -115,7 +124,7 @@ def every_page(reports: Path, out: Path) -> None:
                 page = answer.kind.startswith("text/html") and not address.endswith("report.html")
                 (out / f"{'report' if page else 'answer'}{number}.html").write_bytes(answer.body)
 
-        asyncio.run(asked())
+        _carried_out(asked())
 
 
 # requests of all kinds
@@ -161,7 +170,7 @@ def play_requests(app: Starlette, draw: random.Random, count: int, *, runs: Sequ
     async def played() -> list[ApiCase]:
         return [await _play(app, draw, *draw.choice(operations), runs) for _ in range(count)]
 
-    return asyncio.run(played())
+    return _carried_out(played())
 
 
 async def _play(
