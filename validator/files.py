@@ -176,12 +176,17 @@ class Tree:
         except OSError:
             return False
 
-    def walk(self) -> Iterator[TreeEntry]:
-        """Everything below the tree, sorted by path within each folder; links are listed and not followed.
+    def walk(self, below: str = "") -> Iterator[TreeEntry]:
+        """Everything below the tree, or below a folder in it, sorted by path within each folder; links are listed and
+        not followed.
 
         Folders nested deeper than 64 are listed, and not entered.
+
+        Raises:
+            OSError: when the folder is not there, or is behind a link.
         """
-        yield from _walk(self._fd, "")
+        with self._parent(PurePath(below, "each")) as (folder, _):
+            yield from _walk(folder, f"{below}/" if below else "")
 
     def write(self, relative: str | PurePath, data: bytes | str, *, sync: bool = True) -> None:
         """Replace a file at once: written beside it, synced, renamed. A reader never sees half of it.

@@ -164,8 +164,9 @@ class RunFollower:
 
     `log` is the file of printed lines where it is known; else the usual places are searched. `ranks` bounds the
     heartbeats that are looked for; None takes every one that is there. `skip_to_last_bytes` starts at the end of files
-    that are long already. Links are followed only to below the metrics' `link_roots`. `too_slow` says why the log is no
-    longer searched. `live` is what each node of a run does; where they train alone the run is as far as the slowest.
+    that are long already. Links are followed only to below the metrics' `link_roots`, and none on the way from `root`,
+    which is `out` where it is not given. `too_slow` says why the log is no longer searched. `live` is what each node of
+    a run does; where they train alone the run is as far as the slowest.
     With `newest`, only so many of the latest lines of a table or heartbeat count at each look: for latest values.
     """
 
@@ -175,6 +176,7 @@ class RunFollower:
     skip_to_last_bytes: int | None = None
     newest: int | None = None
     log: Path | None = None
+    root: Path | None = None
     step: int | None = None
     latest: dict[str, float] = field(default_factory=dict)
     too_slow: str = ""
@@ -190,7 +192,7 @@ class RunFollower:
 
     def __post_init__(self) -> None:
         if any(reader.files for reader in self.metrics.readers):
-            self._files = FileFollower(self.out, self.metrics)
+            self._files = FileFollower(self.out, self.metrics, self.root or self.out)
 
     def look(self, *, now: float | None = None) -> tuple[Record, ...]:
         """Everything written since the last look, in the order of the files."""
@@ -258,7 +260,10 @@ class RunFollower:
     def _tail(self, path: Path) -> Tail:
         if path not in self._tails:
             self._tails[path] = Tail(
-                path, root=self.out, skip_to_last_bytes=self.skip_to_last_bytes, link_roots=self.metrics.link_roots
+                path,
+                root=self.root or self.out,
+                skip_to_last_bytes=self.skip_to_last_bytes,
+                link_roots=self.metrics.link_roots,
             )
         return self._tails[path]
 
@@ -294,7 +299,7 @@ class RunFollower:
     def _whole_tail(self, path: Path) -> Tail:
         """A file whose records can only be found from its start."""
         if path not in self._tails:
-            self._tails[path] = Tail(path, root=self.out)
+            self._tails[path] = Tail(path, root=self.root or self.out)
         return self._tails[path]
 
     def _beats(self, now: float) -> Iterator[Record]:

@@ -45,10 +45,14 @@ class _Whole:
 
 @dataclass
 class FileFollower:
-    """Follows the files that the readers of `metrics` find below `out`. `paths` are those found so far."""
+    """Follows the files that the readers of `metrics` find below `out`, over no link on the way from `root` to them.
+
+    `paths` are those found so far.
+    """
 
     out: Path
     metrics: TrainerMetrics
+    root: Path
     paths: list[Path] = field(default_factory=list)
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _wholes: dict[str, tuple[str, _Whole]] = field(default_factory=dict)
@@ -112,13 +116,14 @@ class FileFollower:
         if now < whole.next_s:
             return
         began = os.times().elapsed
-        with suppress(OSError, ValueError), Tree(self.out) as tree:
-            stat = tree.stat(name)
+        with suppress(OSError, ValueError), Tree(self.root) as tree:
+            path = os.path.relpath(self.out / name, self.root)
+            stat = tree.stat(path)
             seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if seen == whole.seen:
                 return
             whole.seen = seen
-            rows = list(WHOLE[kind]().rows(tree.read(name, limit=_WHOLE_BYTES)))
+            rows = list(WHOLE[kind]().rows(tree.read(path, limit=_WHOLE_BYTES)))
             fresh = rows[whole.taken :] if len(rows) >= whole.taken else rows
             whole.taken = len(rows)
             yield from fresh

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from validator.files import Tree
+from validator.files import Tree, reading_below
 from validator.model.plan import RunSpec
 from validator.runs.folder import RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import started_runs
 from validator.secrets.masking import Mask, known_secrets
-from validator.supervise.capture import logs_below
 from validator.supervise.follow import RunFollower, Tail
 from validator.supervise.launch import STEP_FILE
 from validator.supervise.watchdog import Pace
@@ -103,17 +102,17 @@ class MachineSample:
 
 @dataclass
 class MachineSamples:
-    """Follows the samples that the runner of a local run writes."""
+    """Follows the samples that the runner of a local run writes; `out` is its folder below the run folder `root`."""
 
-    out: Path
+    root: Path
+    out: str
     _tail: Tail | None = None
     _cells: Mapping[str, str] = field(default_factory=dict)
 
     def latest(self) -> MachineSample:
         """The latest sample; empty before the first."""
-        self._tail = self._tail or Tail(
-            self.out / "logs" / "telemetry.csv", root=self.out, skip_to_last_bytes=_SAMPLE_BYTES
-        )
+        path = self.root / self.out / "logs" / "telemetry.csv"
+        self._tail = self._tail or Tail(path, root=self.root, skip_to_last_bytes=_SAMPLE_BYTES)
         for line in self._tail.lines()[-1:]:
             names = self._tail.first_line.decode("utf-8", "replace").split(",")
             self._cells = dict(zip(names, line.decode("utf-8", "replace").split(","), strict=False))
@@ -150,13 +149,14 @@ class LogTail(NamedTuple):
 
 @dataclass
 class RunLogs:
-    """The logs of one attempt at a run, below `out`.
+    """The logs of one attempt at a run, whose folder is `out` below the run folder `root`; no link leads to them.
 
     `pid` is the process that it was started as, whose environment holds the token `marker`; `named` are the names that
     the runbook lists in `secrets`.
     """
 
-    out: Path
+    root: Path
+    out: str
     pid: int
     marker: str
     named: Collection[str] = ()
@@ -171,9 +171,12 @@ class RunLogs:
         if self._mask is None:
             return ()
         if time.monotonic() - self._listed_s >= _LIST_S:
-            folder = self.out / "logs"
-            found = [str(path.relative_to(folder)) for path in logs_below(folder)]
-            self._names = tuple(sorted(found, key=lambda one: (one.count("/"), one == "stderr.log", one))[:_MAX_LOGS])
+            self._names, folder = (), f"{self.out}/logs"
+            with suppress(OSError), Tree(self.root) as tree:
+                logs = (one.path for one in tree.walk(folder) if one.kind == "file" and one.path.endswith(".log"))
+                found = [path.removeprefix(f"{folder}/") for path in logs]
+                found.sort(key=lambda name: (name.count("/"), name == "stderr.log", name))
+                self._names = tuple(found[:_MAX_LOGS])
             self._listed_s = time.monotonic()
         return self._names
 
@@ -183,7 +186,7 @@ class RunLogs:
         if self._mask is None or not names:
             return LogTail(why=_NONE if self._mask else _WITHHELD)
         chosen = name if name in names else names[0]
-        with suppress(OSError), Tree(self.out / "logs") as tree, tree.open(chosen) as file:
+        with suppress(OSError), Tree(self.root) as tree, tree.open(f"{self.out}/logs/{chosen}") as file:
             status = os.fstat(file.fileno())
             stamp = (status.st_size, status.st_mtime_ns)
             if self._shown.get(chosen, (None, ""))[0] != stamp:
@@ -197,9 +200,9 @@ class RunLogs:
         environment, words = environ(self.pid), cmdline(self.pid)
         if environment.get(TOKEN_VARIABLE) != self.marker or not words:
             return None
-        with Tree(self.out) as tree:
-            if tree.has_file(STEP_FILE):  # a run across nodes: its program gets its secrets by this file
-                step = tree.json(STEP_FILE)
+        with Tree(self.root) as tree:
+            if tree.has_file(f"{self.out}/{STEP_FILE}"):  # a run across nodes: its program gets its secrets by it
+                step = tree.json(f"{self.out}/{STEP_FILE}")
                 environment, words = {**environment, **step["env"]}, (*words, *step["argv"])
         return Mask(known_secrets(environment, words, named=self.named))
 
@@ -238,7 +241,8 @@ class OpenRun(NamedTuple):
     def look(self) -> Values:
         """Read what is new; the latest values, those of the terminal's live table, but for what is not reported."""
         now, latest = time.monotonic(), self.follower.latest
-        self.pace.follow(self.follower.look(now=now), now)
+        with reading_below(self.logs.root):
+            self.pace.follow(self.follower.look(now=now), now)
         eta_s, silent_s = self.pace.eta_s(self.spec.steps, now), self.follower.heartbeat_age_s(now)
         left = MISSING if eta_s is None else f"about {format_duration(eta_s)}"
         reported = [(label, latest[name], unit) for name, label, unit in _REPORTED if name in latest]
@@ -251,17 +255,19 @@ def open_run(
 ) -> OpenRun | None:
     """The run that is open by the journal: the one before while it is the same attempt; None where none is.
 
-    Its table and heartbeat are followed over links where `links` says so.
+    Its table and heartbeat may themselves be links, to where the runbook says, if `links`. No other link is followed.
     """
     opened = [spec for spec, outcome in started_runs(events) if outcome is None]
     if not opened:
         return None
-    spec, out = opened[-1], folder.root / opened[-1].out
+    spec, root = opened[-1], folder.root
     started = [one.fields for one in events if one.event == "attempt_started" and one.fields.get("run") == spec.id]
     if before is not None and (before.spec, before.attempts) == (spec, len(started)):
         return before
     metrics = spec.metrics if links else spec.metrics.model_copy(update={"link_roots": ()})
-    follower = RunFollower(out, metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES, newest=_NEWEST)
-    latest = started[-1] if started else {}
-    logs = RunLogs(out, latest.get("pid") or 0, str(latest.get("marker")), named=folder.header.runbook.secrets)
-    return OpenRun(spec, len(started), follower, Pace(started=time.monotonic()), MachineSamples(out), logs)
+    follower = RunFollower(
+        root / spec.out, metrics, ranks=spec.ranks, skip_to_last_bytes=_JOIN_BYTES, newest=_NEWEST, root=root
+    )
+    latest, named = started[-1] if started else {}, folder.header.runbook.secrets
+    logs = RunLogs(root, spec.out, latest.get("pid") or 0, str(latest.get("marker")), named)
+    return OpenRun(spec, len(started), follower, Pace(started=time.monotonic()), MachineSamples(root, spec.out), logs)

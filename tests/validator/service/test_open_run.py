@@ -41,63 +41,88 @@ def write(out: Path, name: str, text: str) -> None:
 
 
 def test_a_log_is_shown_without_what_the_program_was_given(tmp_path: Path, trainer: subprocess.Popen[str]) -> None:
-    logs = RunLogs(tmp_path, trainer.pid, MARKER, named=("plain",))
+    logs = RunLogs(tmp_path, "r1", trainer.pid, MARKER, named=("plain",))
     assert (logs.tail("").text, logs.tail("").why) == ("", "It has no log yet.")
-    logs = RunLogs(tmp_path, trainer.pid, MARKER, named=("PLAIN",))
-    write(tmp_path, "stderr.log", "warned\n")
-    write(tmp_path, "stdout.log", f"got {SECRET}, {NAMED}, {WORD}\ntoken=abcdefgh1 \x1b[31mred\x1b[0m\x07\nnot wh")
-    write(tmp_path, "ranks/x/attempt_0/0/stdout.log", "of rank 0\n")
+    logs = RunLogs(tmp_path, "r1", trainer.pid, MARKER, named=("PLAIN",))
+    write(tmp_path / "r1", "stderr.log", "warned\n")
+    text = f"got {SECRET}, {NAMED}, {WORD}\ntoken=abcdefgh1 \x1b[31mred\x1b[0m\x07\nnot wh"
+    write(tmp_path / "r1", "stdout.log", text)
+    write(tmp_path / "r1", "ranks/x/attempt_0/0/stdout.log", "of rank 0\n")
     shown = logs.tail("other.log")
     assert shown.name == "stdout.log"
     assert shown.names == ("stdout.log", "stderr.log", "ranks/x/attempt_0/0/stdout.log")
     assert shown.text == "got [redacted], [redacted], [redacted]\ntoken=[redacted] red\\x07"
     assert logs.tail("ranks/x/attempt_0/0/stdout.log").text == "of rank 0"
-    write(tmp_path, "stdout.log", "ole\n 1%\r 2%\r 3%\r")
+    write(tmp_path / "r1", "stdout.log", "ole\n 1%\r 2%\r 3%\r")
     assert logs.tail("stdout.log").text.endswith("\nnot whole\n 3%")
 
 
 def test_a_log_is_bounded_and_a_key_that_began_before_is_not_shown(
     tmp_path: Path, trainer: subprocess.Popen[str]
 ) -> None:
-    logs = RunLogs(tmp_path, trainer.pid, MARKER)
+    logs = RunLogs(tmp_path, "r1", trainer.pid, MARKER)
     key = (
         "-----BEGIN PRIVATE KEY-----\n" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo=\n" * 30 + "-----END PRIVATE KEY-----\n"
     )
     lines = "".join(f"line {number}\n" for number in range(LOG_LINES - 10))
-    write(tmp_path, "stdout.log", "early\n" * 50_000 + key + lines)
+    write(tmp_path / "r1", "stdout.log", "early\n" * 50_000 + key + lines)
     shown = logs.tail("").text
     assert "QUJD" not in shown
     assert shown.endswith(f"line {LOG_LINES - 11}")
-    write(tmp_path, "stdout.log", "x" * 3_000_000 + "\n" + "y" * 50_000 + "\n" + "z" * 20_000 + "\n")
+    write(tmp_path / "r1", "stdout.log", "x" * 3_000_000 + "\n" + "y" * 50_000 + "\n" + "z" * 20_000 + "\n")
     assert logs.tail("").text == "z" * 20_000
-    write(tmp_path, "stdout.log", "\0" * 300_000 + "\n" + "end\n")
+    write(tmp_path / "r1", "stdout.log", "\0" * 300_000 + "\n" + "end\n")
     assert logs.tail("").text == "end"
 
 
 @pytest.mark.parametrize("what", ["another program", "nobody", "a link"])
 def test_no_log_is_shown_whose_secrets_are_not_known(tmp_path: Path, trainer: subprocess.Popen[str], what: str) -> None:
-    write(tmp_path, "stdout.log", SECRET)
+    write(tmp_path / "r1", "stdout.log", SECRET)
     if what == "a link":
-        (tmp_path / "logs" / "stdout.log").rename(tmp_path / "secret.txt")
-        (tmp_path / "logs" / "stdout.log").symlink_to(tmp_path / "secret.txt")
+        (tmp_path / "r1" / "logs" / "stdout.log").rename(tmp_path / "secret.txt")
+        (tmp_path / "r1" / "logs" / "stdout.log").symlink_to(tmp_path / "secret.txt")
     pid = 0 if what == "nobody" else trainer.pid
-    shown = RunLogs(tmp_path, pid, MARKER if what == "a link" else "another").tail("stdout.log")
+    shown = RunLogs(tmp_path, "r1", pid, MARKER if what == "a link" else "another").tail("stdout.log")
     assert (shown.text, shown.names) == ("", ())
     assert shown.why
 
 
 def test_the_machine_is_shown_by_the_latest_sample(tmp_path: Path) -> None:
-    samples = MachineSamples(tmp_path)
+    samples = MachineSamples(tmp_path, "r1")
     assert samples.latest().host == ()
     head = "ts,host_cpu_pct,host_other_cpu_pct,host_mem_available_mib,gpu0_util_pct,gpu0_power_w,gpu10_util_pct\n"
-    write(tmp_path, "telemetry.csv", f"{head}1,2,3,4,5,6,7\n{time.time():.3f},97.5,,51234,98,612.3,0\n{time.time()},1")
+    rows = f"1,2,3,4,5,6,7\n{time.time():.3f},97.5,,51234,98,612.3,0\n{time.time()},1"
+    write(tmp_path / "r1", "telemetry.csv", head + rows)
     found = samples.latest()
     assert found.host == (("CPU", "97.5 %"), ("CPU of other programs", "–"), ("Memory available", "50.03 GiB"))
     assert [gpu.index for gpu in found.gpus] == [0, 10]
     assert found.gpus[0].values[:3] == (("Utilization", "98 %"), ("Memory", "–"), ("Power", "612.3 W"))
     assert found.age == ""
-    write(tmp_path, "telemetry.csv", f"\n{time.time() - 120:.3f},1,1,1,1,1,1\n")
+    write(tmp_path / "r1", "telemetry.csv", f"\n{time.time() - 120:.3f},1,1,1,1,1,1\n")
     assert samples.latest().age == "2 min ago"
+
+
+@pytest.mark.parametrize("linked", ["runs/first/r1/logs", "runs/first/r1", "runs"])
+def test_a_folder_that_is_a_link_shows_nothing_of_where_it_leads(
+    tmp_path: Path, trainer: subprocess.Popen[str], linked: str
+) -> None:
+    folder, journal = make_running(tmp_path / "reports")
+    with journal:
+        run = spec(folder)
+        out = folder.root / run.out
+        write(out, "stdout.log", "of somebody else\n")
+        write(out, "telemetry.csv", f"ts,host_cpu_pct\n{time.time()},50\n")
+        (out / "training.csv").write_text("step,loss\n7,2.5\n", encoding="utf-8")
+        (folder.root / linked).rename(tmp_path / "elsewhere")
+        (folder.root / linked).symlink_to(tmp_path / "elsewhere")
+        journal.append("run_started", run=run.id, as_it_is={"spec": run})
+        started = {"number": 1, "pid": trainer.pid, "command": ["x"], "container": None}
+        journal.append("attempt_started", run=run.id, marker=MARKER, **started)
+        live = LiveRuns(RunIndex(tmp_path / "reports", tmp_path / "index.sqlite"))
+        (one,) = live.look()
+        assert one.run is not None
+        assert (one.run.logs, one.run.machine.host, live.log(one.folder, "stdout.log").text) == ((), (), "")
+        assert one.run.step == (7 if linked.endswith("logs") else None)
 
 
 def test_the_page_of_a_run_has_its_log_and_the_machine(tmp_path: Path, trainer: subprocess.Popen[str]) -> None:
