@@ -79,7 +79,7 @@ class Destination:
             whole = False
         if not whole or parts.username is not None or parts.query or parts.fragment or not url.isprintable():
             raise UserError("the service's address must be http://HOST:PORT or https://HOST, without a name or a token")
-        token = (_token_in(token_file) if token_file else token).strip()
+        token = (private_text(token_file, "--token-file") if token_file else token).strip()
         if not (token.isascii() and token.isprintable()):
             raise UserError("the token is not what `validator token add` printed; copy it again")
         made = cls(url.rstrip("/"), token, ca_file)
@@ -104,16 +104,20 @@ class Destination:
         return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S, context=context)
 
 
-def _token_in(path: Path) -> str:
-    """The text of a token's file; links that lead to it are followed, for it is the operator's own."""
+def private_text(path: Path, option: str) -> str:
+    """The text of a file that its owner alone may read; links that lead to it are followed, for it is the operator's.
+
+    Raises:
+        UserError: when others may read it, or it cannot be read; the message begins with the option.
+    """
     path = Path(os.path.realpath(path))
     try:
         with Tree(path.parent) as tree:
             if tree.stat(path.name).st_mode & 0o077:
-                raise UserError(f"--token-file {path} is open to other users; chmod 600 {path}")
+                raise UserError(f"{option} {path} is open to other users; chmod 600 {path}")
             return tree.text(path.name, limit=_MAX_TOKEN)
     except OSError as error:
-        raise UserError(f"--token-file {path} cannot be read: {error.strerror}") from error
+        raise UserError(f"{option} {path} cannot be read: {error.strerror}") from error
 
 
 class Pushed(NamedTuple):

@@ -185,7 +185,7 @@ def serve(
     Decisions are posted to the addresses in `webhook`, with links that begin with `public_url`.
 
     Raises:
-        WebhookError: when an address or the key of the signatures cannot be used.
+        UserError: when an address of a webhook or the key of the signatures cannot be used.
         FolderError: when there is no such folder.
         UserError: when the address needs tokens that are not there.
         Unable: when the address is in use, or the index cannot be written.
@@ -205,8 +205,7 @@ def serve(
     who = "a token is needed" if tokens else "no token is needed"
     app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))
     sys.stderr.write(f"serving {index.reports} at {at} ({who}); Ctrl-C ends it\n")
-    state = index_path(reports).with_suffix(".webhooks.jsonl")
-    webhooks = Webhooks(webhook, key, index, state=state, address=(public_url or at).rstrip("/"))
+    webhooks = Webhooks(webhook, key, index, address=(public_url or at).rstrip("/"))
     webhooks.start()
     make_server(app, tls).run(sockets=[made])
     webhooks.close()

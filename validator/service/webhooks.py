@@ -1,8 +1,8 @@
 """Webhooks: each decision is posted, signed, to the addresses that the operator named when the service was started.
 
-What was delivered is in a file beside the index, one line for each decision and address, written after the answer: a
-service that is killed sends again what it may not have sent. An address that is new gets what is decided from then on.
-Each address has a thread of its own, so that none waits for another one, and no page for any.
+What an address has is in a file of its own beside the index, written after the answer: a service that is killed sends
+again what it may not have sent. An address that is new gets what is decided from then on. Each has a thread of its own,
+so that none waits for another one, and no page for any.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from validator.documents import parse_json
 from validator.errors import UserError
 from validator.files import Tree
 from validator.history.read import HistoryEntry
 from validator.pipeline.evaluate import result_in
+from validator.pipeline.push import private_text
+from validator.runs.pushed import was_pushed
 from validator.service.index import RunFilter, RunIndex
 from validator.text import one_line
 from validator.times import iso_now, unix_seconds
@@ -43,34 +44,21 @@ _MAX_AGE_S = 7 * 86400.0
 """A decision that is older is not sent any more: an address that was gone for long must not get all of the past."""
 
 _LATEST = 1000
-"""Decisions that are looked at, the latest: no address is owed more."""
-
-
-class WebhookError(UserError):
-    """A webhook that cannot be as it was given; the message names the option, the value and the fix."""
+"""Decisions that are looked at, the latest: no address is owed more, and twice as many are remembered of each."""
 
 
 def read_secret(path: Path | None) -> bytes:
     """The key of the signatures: the first line of a file that its owner alone can read, else of the environment.
 
     Raises:
-        WebhookError: when there is none, it is short, or others may read the file.
+        UserError: when there is none, it is short, or others may read the file.
     """
-    text, what = os.environ.get(SECRET_VARIABLE, "").encode(), SECRET_VARIABLE
-    if path is not None:
-        what = f"--webhook-secret {path}"
-        try:
-            found = path.resolve()
-            with Tree(found.parent) as tree:
-                mode, text = tree.stat(found.name).st_mode, tree.read(found.name)
-        except OSError as error:
-            raise WebhookError(f"{what} cannot be read: {error.strerror}") from error
-        if mode & 0o077:
-            raise WebhookError(f"{what} is open to other users; chmod 600 {path}")
-    secret = text.partition(b"\n")[0].strip()
+    option = f"--webhook-secret {path}" if path else SECRET_VARIABLE
+    text = private_text(path, "--webhook-secret") if path else os.environ.get(SECRET_VARIABLE, "")
+    secret = text.partition("\n")[0].strip().encode()
     if len(secret) < _LEAST_SECRET:
         give = f"write at least {_LEAST_SECRET} characters into a file for --webhook-secret, or into {SECRET_VARIABLE}"
-        raise WebhookError(f"--webhook needs a secret to sign with, and {what} has {len(secret)} characters; {give}")
+        raise UserError(f"--webhook needs a secret to sign with, and {option} has {len(secret)} characters; {give}")
     return secret
 
 
@@ -88,9 +76,9 @@ class _NoRedirect(HTTPRedirectHandler):
 
 @dataclass
 class _Hook:
-    """One address, and what it was sent: the decision of each run folder that it has.
+    """One address, and the decision of each run folder that it has, what was sent last at the end.
 
-    `key` represents the address in files, `place` in the log: the address itself may be a secret.
+    `key` represents the address in the names of files, `place` in the log: the address itself may be a secret.
     """
 
     url: str
@@ -108,20 +96,19 @@ class Webhooks:
 
     Args:
         urls: the operator's addresses.
-        state: the file of what was delivered.
         address: where readers reach the service, without a last stroke; for links.
 
     Raises:
-        WebhookError: when an address is none of HTTP.
+        UserError: when an address is none of HTTP.
     """
 
-    def __init__(self, urls: Sequence[str], secret: bytes, index: RunIndex, *, state: Path, address: str) -> None:
+    def __init__(self, urls: Sequence[str], secret: bytes, index: RunIndex, *, address: str) -> None:
         for url in urls:
             if not _is_address(url):
                 shown = one_line(url.partition("?")[0], limit=60)
-                raise WebhookError(f"--webhook {shown}: give an address that begins with https://, without a user")
+                raise UserError(f"--webhook {shown}: give an address that begins with https://, without a user")
         self._hooks = [_Hook(url) for url in dict.fromkeys(urls)]
-        self._secret, self._index, self._state, self._address = secret, index, state, address
+        self._secret, self._index, self._address = secret, index, address
         self._post = build_opener(_NoRedirect).open
         self._ended = threading.Event()
 
@@ -129,21 +116,20 @@ class Webhooks:
         """Begin to send; an address that is new gets nothing of the past.
 
         Raises:
-            WebhookError: when what was delivered cannot be read or written.
+            UserError: when what was delivered cannot be read or written.
         """
-        try:
-            with Tree(self._state.parent) as tree:
-                lines = tree.text(self._state.name).splitlines() if tree.has_file(self._state.name) else []
-            for hook in self._hooks:
-                for line in lines:
-                    with suppress(ValueError, KeyError, TypeError):  # one that a crash cut off
-                        one = parse_json(line)
-                        hook.sent |= {one["run"]: one["sent"]} if one["to"] == hook.key else {}
-                if "" not in hook.sent:
-                    self._note(hook, {**{one.folder: _what(one) for one in self._due(hook)}, "": f"since {iso_now()}"})
-        except OSError as error:
-            raise WebhookError(f"--webhook: {self._state} cannot be used: {error}") from error
         for hook in self._hooks:
+            path = self._file(hook)
+            try:
+                with Tree(path.parent) as tree:
+                    known = tree.json(path.name) if tree.has_file(path.name) else None
+                hook.sent = dict(known or {})
+                if known is None:
+                    self._note(hook, {one.folder: _what(one) for one in self._due(hook)})
+            except (OSError, ValueError, TypeError) as error:
+                raise UserError(
+                    f"--webhook: {path} cannot be used: {error}; without it, the past is not sent"
+                ) from error
             threading.Thread(target=self._serve, args=(hook,), name="webhook", daemon=True).start()
 
     def close(self) -> None:
@@ -199,6 +185,7 @@ class Webhooks:
             **{name: None if (value := getattr(entry, name)) is None else one_line(value, limit=200) for name in named},
             "reasons": self._reasons(entry.folder),
             "link": f"{self._address}/runs/{quote(entry.folder, safe='')}/",
+            "pushed": was_pushed(self._index.reports / entry.folder),
         }
 
     def _reasons(self, folder: str) -> int | None:
@@ -210,11 +197,14 @@ class Webhooks:
 
     def _note(self, hook: _Hook, sent: Mapping[str, str]) -> None:
         """Remember what an address has, here and in the file."""
-        hook.sent.update(sent)
-        # Each line begins with the line feed that ends the one before it, also where a crash cut that one off.
-        lines = ["\n" + json.dumps({"to": hook.key, "run": run, "sent": what}) for run, what in sent.items()]
-        with Tree(self._state.parent) as tree:
-            tree.append(self._state.name, "".join(lines).encode())
+        before = [one for one in hook.sent.items() if one[0] not in sent]
+        hook.sent = dict([*before, *sent.items()][-2 * _LATEST :])
+        path = self._file(hook)
+        with Tree(path.parent) as tree:
+            tree.write(path.name, json.dumps(hook.sent))
+
+    def _file(self, hook: _Hook) -> Path:
+        return self._index.path.with_suffix(f".webhook.{hook.key}.json")
 
 
 def _is_address(url: str) -> bool:

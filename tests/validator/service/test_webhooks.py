@@ -14,9 +14,11 @@ import pytest
 
 from tests.validator.history.folders import make_run
 from tests.webhooks import Post, listening
+from validator.errors import UserError
+from validator.runs.pushed import PUSHED
 from validator.service import webhooks
 from validator.service.index import RunIndex
-from validator.service.webhooks import WebhookError, Webhooks, read_secret
+from validator.service.webhooks import Webhooks, read_secret
 from validator.times import iso_now
 
 SECRET = b"a secret of the operator"
@@ -35,9 +37,8 @@ class Service:
     def __init__(self, tmp_path: Path, *urls: str) -> None:
         self.reports = tmp_path / "reports"
         self.reports.mkdir(exist_ok=True)
-        self.state = tmp_path / "state.jsonl"
         index = RunIndex(self.reports, tmp_path / "index.sqlite")
-        self.hooks = Webhooks(urls, SECRET, index, state=self.state, address="http://gpu7:8700")
+        self.hooks = Webhooks(urls, SECRET, index, address="http://gpu7:8700")
 
     def __enter__(self) -> Service:
         self.hooks.start()
@@ -45,6 +46,12 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.hooks.close()
+
+    @property
+    def state(self) -> Path:
+        """What the only address has."""
+        (found,) = self.reports.parent.glob("index.webhook.*.json")
+        return found
 
     def decide(self, number: int, **changes: Any) -> str:
         """A run that has just ended; the name of its folder."""
@@ -75,17 +82,17 @@ def test_a_decision_is_posted_once_signed_and_only_from_then_on(tmp_path: Path) 
             assert abs(int(stamp) - time.time()) < 30
             digest = hmac.new(SECRET, f"{stamp}.{post.text}".encode(), hashlib.sha256).hexdigest()
             assert post.headers["X-Validator-Signature"] == f"sha256={digest}"
-            named = ("run", "decision", "machine", "link", "reasons")
+            named = ("run", "decision", "machine", "link", "reasons", "pushed")
             assert [post.json[name] for name in named] == [
-                first, "GO", "2 x NVIDIA H200, NVLink", f"http://gpu7:8700/runs/{first}/", 0,
+                first, "GO", "2 x NVIDIA H200, NVLink", f"http://gpu7:8700/runs/{first}/", 0, False,
             ]  # fmt: skip
             second = service.decide(1, decision="NO_GO")
-            until(lambda: len(posts) == 2)
+            until(lambda: second in service.state.read_text(encoding="utf-8"))
         third = service.decide(2)
         (service.reports / first / "result.json").touch()  # judged again
         with Service(tmp_path, url):
-            until(lambda: len(posts) == 3)
-            time.sleep(0.2)
+            until(lambda: third in service.state.read_text(encoding="utf-8"))
+            time.sleep(0.1)
         assert runs(posts) == [first, second, third]
         assert "key" not in service.state.read_text(encoding="utf-8")
         with Service(tmp_path, url, f"http://{host}/new") as service:  # what it missed is not sent to a new one
@@ -126,19 +133,46 @@ def test_a_redirect_is_not_followed_and_what_is_refused_holds_no_other_decision_
     assert "token" not in said
 
 
-def test_a_kill_before_it_is_noted_sends_again_and_a_torn_line_harms_nothing(tmp_path: Path) -> None:
+def test_a_kill_before_it_is_noted_sends_again(tmp_path: Path) -> None:
     with listening() as (host, posts):
         url = f"http://{host}/"
         with Service(tmp_path, url) as service:
+            before = service.state.read_text(encoding="utf-8")
             name = service.decide(0)
             until(lambda: name in service.state.read_text(encoding="utf-8"))
-        whole = service.state.read_text(encoding="utf-8")
-        service.state.write_text(whole[:-20], encoding="utf-8")
+        service.state.write_text(before, encoding="utf-8")
         for count in (2, 2):
             with Service(tmp_path, url):
                 until(lambda count=count: len(posts) == count)  # type: ignore[misc]
                 time.sleep(0.1)
         assert runs(posts) == [name, name]
+        service.state.write_text("[", encoding="utf-8")
+        with pytest.raises(UserError, match=service.state.name), Service(tmp_path, url):
+            pass
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "_LATEST", 2)
+    with listening() as (host, posts):
+        with Service(tmp_path, f"http://{host}/") as service:
+            names = []
+            for number in range(6):
+                names.append(service.decide(number))
+                until(lambda: runs(posts) == names)
+            until(lambda: [*json.loads(service.state.read_text(encoding="utf-8"))] == names[-4:])
+        with Service(tmp_path, f"http://{host}/"):
+            time.sleep(0.2)
+    assert runs(posts) == names
+
+
+def test_a_run_of_another_machine_is_said_to_be_one(tmp_path: Path) -> None:
+    with listening() as (host, posts):
+        with Service(tmp_path, f"http://{host}/") as service:
+            made = make_run(tmp_path / "made", 0, finished=iso_now())
+            (made / PUSHED).write_text("{}", encoding="utf-8")
+            made.rename(service.reports / made.name)
+            until(lambda: posts)
+        assert posts[0].json["pushed"] is True
 
 
 def test_an_old_decision_and_one_in_progress_are_not_sent(tmp_path: Path) -> None:
@@ -154,29 +188,28 @@ def test_an_old_decision_and_one_in_progress_are_not_sent(tmp_path: Path) -> Non
 
 def test_addresses_and_secrets_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("file:///etc/passwd", "gopher://x/", "hook", "http://", "http://x/\ny", "http://a:b@x/", "http://x:y/"):
-        with pytest.raises(WebhookError, match="https://"):
+        with pytest.raises(UserError, match="https://"):
             Service(tmp_path, url)
     path = tmp_path / "secret"
-    with pytest.raises(WebhookError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_secret(path)
     path.write_bytes(SECRET + b"\n")
-    with pytest.raises(WebhookError, match="chmod 600"):
+    with pytest.raises(UserError, match="chmod 600"):
         read_secret(path)
     path.chmod(0o600)
     assert read_secret(path) == SECRET
     path.write_bytes(b"short\n")
-    with pytest.raises(WebhookError, match="at least 16"):
+    with pytest.raises(UserError, match="at least 16"):
         read_secret(path)
     monkeypatch.setenv("VALIDATOR_WEBHOOK_SECRET", SECRET.decode())
     assert read_secret(None) == SECRET
     monkeypatch.delenv("VALIDATOR_WEBHOOK_SECRET")
-    with pytest.raises(WebhookError, match="needs a secret"):
+    with pytest.raises(UserError, match="needs a secret"):
         read_secret(None)
 
 
 def test_the_state_holds_no_address(tmp_path: Path) -> None:
     with Service(tmp_path, "http://127.0.0.1:9/very-secret") as service:
         pass
-    lines = [json.loads(line) for line in service.state.read_text(encoding="utf-8").split("\n") if line]
-    assert [line["run"] for line in lines] == [""]
-    assert "very-secret" not in service.state.read_text(encoding="utf-8")
+    assert json.loads(service.state.read_text(encoding="utf-8")) == {}
+    assert "very" not in service.state.name
