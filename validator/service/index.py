@@ -35,6 +35,7 @@ _FULL_S = 30.0
 """Time between two looks at all folders. Between them only new folders and those in progress are looked at."""
 
 _YOUNG_S = 60.0
+"""Age up to which a folder may be one whose runner has not written its header yet."""
 
 _MAX_ENTRY = 512 << 10
 """Bytes of the largest entry: every page lists many of them. Those of real validations have some kilobytes."""
@@ -46,12 +47,9 @@ CREATE TABLE IF NOT EXISTS runs(
 CREATE INDEX IF NOT EXISTS by_time ON runs(started DESC, folder DESC);
 """
 
-FILTERS = ("runbook", "machine", "branch", "decision", "host")
-"""Columns by which runs are filtered, as the address of a page names them."""
-
 
 class RunFilter(NamedTuple):
-    """Which runs are wanted; an empty value takes every one."""
+    """Which runs are wanted, by columns as the address of a page names them; an empty value takes every one."""
 
     runbook: str = ""
     machine: str = ""
@@ -62,12 +60,10 @@ class RunFilter(NamedTuple):
     @property
     def chosen(self) -> dict[str, str]:
         """The columns that are limited, and their values."""
-        return {name: value for name, value in zip(FILTERS, self, strict=True) if value}
+        return {name: value for name, value in self._asdict().items() if value}
 
-    def where(self) -> tuple[str, tuple[str, ...]]:
-        """The condition in SQL, and its values; the names of columns are those of `FILTERS` alone."""
-        parts = " AND ".join(f"{name} = ?" for name in self.chosen)
-        return (f"WHERE {parts}" if parts else ""), tuple(self.chosen.values())
+
+FILTERS = RunFilter._fields
 
 
 def index_path(reports: Path) -> Path:
@@ -137,14 +133,13 @@ class RunIndex:
                 return
             full = full or now - self._looked_fully >= _FULL_S
             parent_ns = self.reports.stat().st_mtime_ns
-            listed = full or parent_ns != self._parent_ns
             before = self._names
-            if listed:
+            if full or parent_ns != self._parent_ns:
                 self._names = frozenset(self._folders())
             self._parent_ns, self._looked = parent_ns, now
             self._looked_fully = now if full else self._looked_fully
             fresh = self._names if full else ((self._open | self._young) & self._names) | (self._names - before)
-            self._update(fresh, gone=self._known() - self._names if listed else frozenset())
+            self._update(fresh, listed=self._names is not before)
 
     def _folders(self) -> Iterator[str]:
         """Names of the folders that may be run folders; links are left out, since they lead anywhere."""
@@ -156,24 +151,25 @@ class RunIndex:
                     entry.name.encode()
                     yield entry.name
 
-    def _known(self) -> frozenset[str]:
-        return frozenset(row[0] for row in self._db.execute("SELECT folder FROM runs"))
-
-    def _update(self, names: frozenset[str], *, gone: frozenset[str]) -> None:
+    def _update(self, names: frozenset[str], *, listed: bool) -> None:
+        """Read folders whose results have changed, and forget those that are gone if all have been `listed`."""
+        still_open, young, changed = set((self._open & self._names) - names), set[str](), 0
+        if listed:
+            gone = "DELETE FROM runs WHERE folder NOT IN (SELECT value FROM json_each(?))"
+            changed = self._db.execute(gone, (json.dumps([*self._names]),)).rowcount
         known = "SELECT folder, stamp, decision FROM runs WHERE folder IN (SELECT value FROM json_each(?))"
         rows = {row[0]: row[1:] for row in self._db.execute(known, (json.dumps([*names]),))}
-        still_open, young, changed = set((self._open & self._names) - names), set[str](), len(gone)
-        self._db.executemany("DELETE FROM runs WHERE folder = ?", [(name,) for name in gone])
         for name in names:
             folder = self.reports / name
             stamp, decision = rows.get(name, ("", None))
             try:
                 now = stamp_of(folder)
             except OSError:
-                if is_run_folder(folder):
-                    still_open.add(name)
-                elif _is_young(folder):
-                    young.add(name)
+                with suppress(OSError):  # it is gone by now
+                    if is_run_folder(folder):
+                        still_open.add(name)
+                    elif time.time() - folder.stat().st_mtime < _YOUNG_S:
+                        young.add(name)
                 continue
             if now != stamp:
                 entry = read_entry(folder)
@@ -191,15 +187,8 @@ class RunIndex:
         if entry is None or len(data) > _MAX_ENTRY:
             return self._db.execute("DELETE FROM runs WHERE folder = ?", (name,)).rowcount
         texts = (entry.runbook, entry.machine, entry.host, entry.branch, entry.decision, entry.started)
-        self._db.execute(
-            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (name, stamp, *texts, data),
-        )
+        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (name, stamp, *texts, data))
         return 1
-
-    def _decision(self, name: str) -> str | None:
-        row = self._db.execute("SELECT decision FROM runs WHERE folder = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
 
     # Questions. Each looks at the folders first, at most once a second.
 
@@ -210,50 +199,41 @@ class RunIndex:
 
     def entry(self, folder: str) -> HistoryEntry | None:
         """The entry of a folder; None where the index has none."""
-        with self._asked() as db:
-            row = db.execute("SELECT entry FROM runs WHERE folder = ?", (folder,)).fetchone()
-            return None if row is None else _decoded(row[0])
+        return next(iter(self._entries("SELECT entry FROM runs WHERE folder = ?", folder)), None)
 
     def path_of(self, folder: str) -> Path | None:
         """The path of a folder that the index knows, and of no other: the only way from an address to a file."""
         with self._asked():
-            return self.reports / folder if folder in self._open or self._decision(folder) is not None else None
+            return self.reports / folder if folder in self._open or self.entry(folder) is not None else None
 
     def find(self, wanted: RunFilter, *, limit: int, offset: int = 0) -> tuple[tuple[HistoryEntry, ...], int]:
         """The runs of a filter, latest first, and how many there are in all."""
-        where, values = wanted.where()
+        where, values = " AND ".join(("1", *(f"{name} = ?" for name in wanted.chosen))), wanted.chosen.values()
         with self._asked() as db:
-            total = db.execute(f"SELECT count(*) FROM runs {where}", values).fetchone()[0]
-            rows = db.execute(
-                f"SELECT entry FROM runs {where} ORDER BY started DESC, folder DESC LIMIT ? OFFSET ?",
-                (*values, limit, offset),
-            ).fetchall()
-        return tuple(_decoded(row[0]) for row in rows), int(total)
+            (total,) = db.execute(f"SELECT count(*) FROM runs WHERE {where}", (*values,)).fetchone()
+            query = f"SELECT entry FROM runs WHERE {where} ORDER BY started DESC, folder DESC LIMIT ? OFFSET ?"
+            return self._entries(query, *values, limit, offset), int(total)
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         """The values that each filter can have."""
+        query = "SELECT DISTINCT {0} FROM runs WHERE {0} != '' ORDER BY 1"
         with self._asked() as db:
-            return {
-                name: tuple(str(row[0]) for row in db.execute(f"SELECT DISTINCT {name} FROM runs ORDER BY 1") if row[0])
-                for name in FILTERS
-            }
+            return {name: tuple(row[0] for row in db.execute(query.format(name))) for name in FILTERS}
 
     def counts(self) -> tuple[tuple[str, str, str, int], ...]:
         """(runbook, machine, decision, runs), in order."""
         with self._asked() as db:
-            rows = db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1, 2, 3")
-            return tuple((str(a), str(b), str(c), int(n)) for a, b, c, n in rows)
+            return tuple(
+                db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1, 2, 3")
+            )
 
     def latest(self, *columns: str) -> tuple[HistoryEntry, ...]:
         """The latest decided run of each combination of columns of `FILTERS`, latest first."""
-        names = ", ".join(name for name in FILTERS if name in columns)
-        with self._asked() as db:
-            rows = db.execute(
-                f"SELECT entry FROM (SELECT entry, started, row_number() OVER (PARTITION BY {names} "
-                "ORDER BY started DESC, folder DESC) AS place FROM runs WHERE decision != 'IN_PROGRESS') "
-                "WHERE place = 1 ORDER BY started DESC"
-            ).fetchall()
-        return tuple(_decoded(row[0]) for row in rows)
+        return self._entries(
+            f"SELECT entry FROM (SELECT entry, started, row_number() OVER (PARTITION BY {', '.join(columns)} "
+            "ORDER BY started DESC, folder DESC) AS place FROM runs WHERE decision != 'IN_PROGRESS') "
+            "WHERE place = 1 ORDER BY started DESC"
+        )
 
     def version(self) -> tuple[int, int]:
         """What changes whenever the index does, through this server or another one."""
@@ -262,26 +242,17 @@ class RunIndex:
 
     def with_nodes(self) -> tuple[HistoryEntry, ...]:
         """Every run of a cluster, oldest first."""
+        return self._entries(
+            "SELECT entry FROM runs WHERE json_array_length(CAST(entry AS TEXT), '$.nodes') > 0 ORDER BY started"
+        )
+
+    def _entries(self, query: str, *values: str | int) -> tuple[HistoryEntry, ...]:
         with self._asked() as db:
-            rows = db.execute(
-                "SELECT entry FROM runs WHERE json_array_length(CAST(entry AS TEXT), '$.nodes') > 0 ORDER BY started"
-            ).fetchall()
-        return tuple(_decoded(row[0]) for row in rows)
+            rows = db.execute(query, values).fetchall()
+        return tuple(msgspec.json.decode(row[0], type=HistoryEntry) for row in rows)
 
     @contextmanager
     def _asked(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             self.refresh()
             yield self._db
-
-
-def _is_young(folder: Path) -> bool:
-    """Whether a folder may have been made a moment ago, by a runner that has not written its header yet."""
-    try:
-        return time.time() - folder.stat().st_mtime < _YOUNG_S
-    except OSError:
-        return False
-
-
-def _decoded(data: bytes) -> HistoryEntry:
-    return msgspec.json.decode(data, type=HistoryEntry)

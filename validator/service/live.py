@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from validator.model.plan import Plan, RunSpec
 from validator.model.verdict import Status, ValidationReport
@@ -21,20 +21,14 @@ from validator.pipeline.write import remaining_time
 from validator.plan import make_plan
 from validator.report.elements import PENDING, status_view
 from validator.report.page import StatusView
-from validator.runs.folder import RunFolder
+from validator.runs.folder import JOURNAL, RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import ending, events_of, last_runner, phase_end
 from validator.service.index import RunIndex
 from validator.service.stopping import StopHow, request_stop, works_on
 from validator.supervise.lock import holders
 from validator.supervise.open_run import LogTail, MachineSample, OpenRun, Values, open_run
-from validator.text import (
-    clean,
-    format_duration,
-    format_time,
-    one_line,
-    plural,
-)
+from validator.text import clean, format_duration, format_time, one_line, plural
 from validator.times import unix_seconds, utc_now
 
 _LOOK_S = 0.6
@@ -43,13 +37,9 @@ _LOOK_S = 0.6
 _FORGET_S = 30.0
 """Without a look for so long, runs are joined again: what was written meanwhile would take many looks to read."""
 
-_NEWEST = 10
-"""Rows of a file that are read at each look, the latest: a column that is not in every row is shown a little later."""
-
 _ENDED = StatusView("ENDED", "·", "muted")
 _INTERRUPTED = StatusView("INTERRUPTED", "–", "warn")
-_STATUSES: tuple[Status, ...] = ("PASS", "FAIL", "INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING")
-_VIEWS = (*map(status_view, _STATUSES), _ENDED, _INTERRUPTED)
+_VIEWS = {view.word: view for view in (*map(status_view, get_args(Status)), PENDING, _ENDED, _INTERRUPTED)}
 
 NOTES = 5
 """Events of the watchdog that are shown, the latest first."""
@@ -67,7 +57,7 @@ class LivePhase:
     @property
     def view(self) -> StatusView:
         """The status with its sign and tone."""
-        return next((view for view in _VIEWS if view.word == self.status), PENDING)
+        return _VIEWS[self.status]
 
 
 @dataclass(frozen=True)
@@ -82,9 +72,16 @@ class LiveRun:
     machine: MachineSample = field(default_factory=MachineSample)
     logs: tuple[str, ...] = ()
 
+    @property
+    def progress(self) -> str:
+        """`step 1,200 of 5,000`."""
+        if self.step is None:
+            return "no step yet"
+        return f"step {self.step:,} of {self.steps:,}" if self.steps else f"step {self.step:,}"
+
     def texts(self) -> Iterator[tuple[str, str]]:
         """Each text by its name."""
-        yield "step", steps_text(self)
+        yield "step", self.progress
         yield "bar", str(self.step or 0)
         yield "watchdog", self.watchdog
         yield from self.values
@@ -127,13 +124,6 @@ class Running:
             yield f"{self.folder} {name}", value
 
 
-def steps_text(run: LiveRun) -> str:
-    """`step 1,200 of 5,000`."""
-    if run.step is None:
-        return "no step yet"
-    return f"step {run.step:,} of {run.steps:,}" if run.steps else f"step {run.step:,}"
-
-
 class LiveRuns:
     """What runs now below the folder of an index. Safe to use from several threads."""
 
@@ -155,22 +145,15 @@ class LiveRuns:
     def look(self) -> tuple[Running, ...]:
         """Every validation without a decision: those that are worked on first, the latest first."""
         with self._lock:
-            if time.monotonic() - self._looked >= _LOOK_S:
-                if time.monotonic() - self._looked >= _FORGET_S:
-                    self._followed = {}
-                names = set(self._index.open_folders()) | set(self._held())
-                self._followed = {
-                    name: self._followed.get(name) or _Followed(name, self._index.reports / name) for name in names
-                }
-                seen = [
-                    one
-                    for name, followed in self._followed.items()
-                    if (one := followed.look(self._asked.get(name, ""))) is not None
-                ]
-                self._seen = tuple(sorted(seen, key=lambda one: (one.working, one.started), reverse=True))
-                working = {one.folder for one in seen if one.working}
-                self._asked = {name: how for name, how in self._asked.items() if name in working}
-                self._looked = time.monotonic()
+            age_s = time.monotonic() - self._looked
+            if age_s >= _LOOK_S:
+                before = self._followed if age_s < _FORGET_S else {}
+                names = {*self._index.open_folders(), *self._held()}
+                self._followed = {name: before.get(name) or _Followed(self._index.reports / name) for name in names}
+                found = (one.look(self._asked.get(name, "")) for name, one in self._followed.items())
+                seen = sorted(filter(None, found), key=lambda one: (one.working, one.started), reverse=True)
+                self._asked = {one.folder: one.stopping for one in seen if one.stopping}
+                self._seen, self._looked = tuple(seen), time.monotonic()
             return self._seen
 
     def of(self, folder: str) -> Running | None:
@@ -180,8 +163,8 @@ class LiveRuns:
     def log(self, folder: str, name: str) -> LogTail:
         """The end of a log of a folder's open run, of the first where there is none of this name."""
         with self._lock:
-            followed = self._followed.get(folder)
-            return LogTail() if followed is None else followed.log(name)
+            one = self._followed.get(folder)
+            return LogTail() if one is None or one.open is None else one.open.logs.tail(name)
 
     def _held(self) -> Iterator[str]:
         """Folders that the machine's locks name: a resumed validation has an old decision until its first report."""
@@ -196,14 +179,13 @@ class LiveRuns:
 class _Followed:
     """One folder between looks: what was read of it, and the files of its open run."""
 
-    name: str
     root: Path
+    open: OpenRun | None = None
     _folder: RunFolder | None = None
     _plan: Plan | None = None
     _report: ValidationReport | None = None
     _stamps: tuple[object, object] = (None, None)
     _events: tuple[Event, ...] = ()
-    _open: OpenRun | None = None
     _opened_by: tuple[Event, ...] | None = None
 
     def look(self, asked: StopHow | Literal[""]) -> Running | None:
@@ -218,13 +200,14 @@ class _Followed:
     def _running(self, folder: RunFolder, asked: StopHow | Literal[""]) -> Running | None:
         runner = last_runner(folder, self._events)
         working = works_on(runner, folder)  # also while it writes its last report
-        if not working and (ending(self._events) is not None or not self._undecided()):
+        undecided = self._report is None or self._report.decision == "IN_PROGRESS"
+        if not working and (ending(self._events) is not None or not undecided):
             return None
         header = folder.header
         # Root's service sees runners of others: what those declare is not planned, and their links lead nowhere.
         own = working and Path(f"/proc/{runner.pid}").stat().st_uid == os.getuid()
         return Running(
-            folder=self.name,
+            folder=self.root.name,
             run_id=one_line(header.run_id),
             title=one_line(header.runbook.title or header.runbook.name, limit=200),
             runbook=one_line(header.runbook.name),
@@ -239,23 +222,18 @@ class _Followed:
             notes=tuple(self._notes()),
         )
 
-    def _undecided(self) -> bool:
-        return self._report is None or self._report.decision == "IN_PROGRESS"
-
     def _read(self, folder: RunFolder) -> None:
         """Read journal and result again where they have changed."""
         with folder.tree() as tree:
-            stamps = [
-                (tree.stat(name).st_mtime_ns, tree.stat(name).st_size) if tree.has_file(name) else None
-                for name in (folder.journal.name, "result.json")
-            ]
-            if stamps[1] != self._stamps[1]:
+            files = [tree.stat(name) if tree.has_file(name) else None for name in (JOURNAL, "result.json")]
+            journal, result = (file and (file.st_mtime_ns, file.st_size) for file in files)
+            if result != self._stamps[1]:
                 self._report = None
                 with suppress(OSError, ValueError):
                     self._report = result_in(tree)
-        if stamps[0] != self._stamps[0]:
+        if journal != self._stamps[0]:
             self._events = events_of(folder)
-        self._stamps = (stamps[0], stamps[1])
+        self._stamps = (journal, result)
 
     def _remaining(self, folder: RunFolder) -> str:
         header = folder.header
@@ -286,14 +264,12 @@ class _Followed:
     def _run(self, folder: RunFolder, *, links: bool) -> LiveRun | None:
         """The run that is open, followed from the event that started it; over links where `links` says so."""
         if self._opened_by is not self._events:
-            self._open = open_run(folder, self._events, self._open, links=links)
-            self._opened_by = self._events
-        one = self._open
-        if one is None:
+            self.open, self._opened_by = open_run(folder, self._events, self.open, links=links), self._events
+        if (one := self.open) is None:
             return None
-        values, name = one.look(), one_line(one.spec.id)
-        watchdog, machine = self._watchdog(one.spec), one.samples.latest()
-        return LiveRun(name, one.follower.step, one.spec.steps, values, watchdog, machine, one.logs.names())
+        values, watchdog = one.look(), self._watchdog(one.spec)  # which says how far the follower is
+        name, step, steps = one_line(one.spec.id), one.follower.step, one.spec.steps
+        return LiveRun(name, step, steps, values, watchdog, one.samples.latest(), one.logs.names())
 
     def _watchdog(self, spec: RunSpec) -> str:
         """What the watchdog of the open run says; its events are among the notes."""
@@ -303,12 +279,8 @@ class _Followed:
         found = plural(count, "event") if count else "nothing found"
         return found if spec.watchdog.halt else f"{found}, halts nothing"
 
-    def log(self, name: str) -> LogTail:
-        """The end of a log of the open run."""
-        return LogTail() if self._open is None else self._open.logs.tail(name)
-
     def _notes(self) -> Iterator[str]:
-        seen: Sequence[Event] = [event for event in self._events if event.event in ("anomaly", "nodes_lost")]
+        seen = [event for event in self._events if event.event in ("anomaly", "nodes_lost")]
         for event in reversed(seen[-NOTES:]):
             what = event.fields.get("message") or f"lost: {event.fields.get('nodes')}"
             yield clean(f"{event.fields.get('run') or ''}: {what}", limit=400)

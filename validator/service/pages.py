@@ -38,7 +38,7 @@ from validator.service.context import assets, audit, number_of, page, run_addres
 from validator.service.events import LogName, shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
-from validator.service.live import Running, steps_text
+from validator.service.live import Running
 from validator.service.stopping import StopHow
 from validator.supervise.open_run import LOG_LINES, LogTail
 from validator.text import one_line
@@ -66,9 +66,13 @@ def now(request: Request) -> Response:
 
 def card(one: Running) -> dict[str, Any]:
     """A running validation as its template names the parts."""
-    steps, typed = "" if one.run is None else steps_text(one.run), shlex.quote(one_line(one.folder))
-    stop = f"/stop/{quote(one.folder, safe='')}"
-    return {"view": one, "href": run_address(one.folder), "run": one.run, "steps": steps, "stop": stop, "typed": typed}
+    return {
+        "view": one,
+        "href": run_address(one.folder),
+        "run": one.run,
+        "stop": f"/stop/{quote(one.folder, safe='')}",
+        "typed": shlex.quote(one_line(one.folder)),
+    }
 
 
 def past(request: Request) -> Response:
