@@ -10,7 +10,6 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -29,11 +28,8 @@ QUEUE = "/queue"
 """The shape of the queue's page, by a name that no folder has."""
 
 
-class LogName(NamedTuple):
-    """A log of the open run of a run folder."""
-
-    folder: str
-    log: str
+LogName = tuple[str, str]
+"""A run folder, and a log of its open run."""
 
 
 def shape_of(running: Sequence[Running]) -> str:
@@ -66,12 +62,13 @@ class Feed:
         self._frame = _Frame({}, {}, {})
         self._drawn = asyncio.Event()
         self._drawing: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._closing = False
 
     def close(self) -> None:
         """End every stream; called within the event loop."""
-        self._closing.set()
-        self._drawn.set()
+        self._closing = True
+        if self._drawing is not None:
+            self._drawing.cancel()
 
     def stream(self, *, allowed: Callable[[], bool], log: LogName | None = None) -> AsyncIterator[str]:
         """The events of one viewer, until `allowed` says no; those of a log too.
@@ -89,7 +86,7 @@ class Feed:
         try:
             shown, shapes, sign_s = dict[str, str](), dict[str, str](), time.monotonic()
             yield "retry: 3000\n\n"
-            while not self._closing.is_set():
+            while not self._closing:
                 if self._drawing is None or self._drawing.done():
                     self._drawing = asyncio.create_task(self._draw())
                 await self._drawn.wait()
@@ -97,7 +94,7 @@ class Feed:
                     return
                 texts, now, logs = self._frame
                 if log is not None and (lines := logs.get(log)):
-                    texts = {**texts, f"{log.folder} log": lines}
+                    texts = {**texts, f"{log[0]} log": lines}
                 changed = {name: text for name, text in texts.items() if shown.get(name) != text}
                 events = _event("texts", changed) if changed else ""
                 events += _event("shapes", now) if shapes != now else ""
@@ -115,13 +112,12 @@ class Feed:
     async def _draw(self) -> None:
         """Look again and again while there is a viewer."""
         try:
-            while self._viewers and not self._closing.is_set():
+            while self._viewers:
                 due_s = time.monotonic() + _INTERVAL_S
                 wanted = {log for log in self._viewers.values() if log is not None}
                 self._frame = await run_in_threadpool(_frame, self._live, self._queue, wanted)
                 self._announce()
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), max(0.1, due_s - time.monotonic()))
+                await asyncio.sleep(max(0.1, due_s - time.monotonic()))
         finally:
             self._announce()
 

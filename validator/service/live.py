@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from validator.model.plan import Plan, RunSpec
+from validator.model.plan import RunSpec
 from validator.model.verdict import Status, ValidationReport
 from validator.pipeline.evaluate import result_in
-from validator.pipeline.write import remaining_time
-from validator.plan import make_plan
 from validator.report.elements import PENDING, status_view
 from validator.report.page import StatusView
 from validator.runs.folder import JOURNAL, RunFolder
@@ -29,7 +27,7 @@ from validator.service.stopping import StopHow, request_stop, works_on
 from validator.supervise.lock import holders
 from validator.supervise.open_run import LogTail, MachineSample, OpenRun, Values, open_run
 from validator.text import clean, format_duration, format_time, one_line, plural
-from validator.times import unix_seconds, utc_now
+from validator.times import unix_seconds
 
 _LOOK_S = 0.6
 """How long a look serves every viewer."""
@@ -182,7 +180,6 @@ class _Followed:
     root: Path
     open: OpenRun | None = None
     _folder: RunFolder | None = None
-    _plan: Plan | None = None
     _report: ValidationReport | None = None
     _stamps: tuple[object, object] = (None, None)
     _events: tuple[Event, ...] = ()
@@ -204,7 +201,7 @@ class _Followed:
         if not working and (ending(self._events) is not None or not undecided):
             return None
         header = folder.header
-        # Root's service sees runners of others: what those declare is not planned, and their links lead nowhere.
+        # Root's service sees runners of others, whose links lead nowhere.
         own = working and Path(f"/proc/{runner.pid}").stat().st_uid == os.getuid()
         return Running(
             folder=self.root.name,
@@ -215,8 +212,8 @@ class _Followed:
             started=format_time(header.started),
             working=working,
             stopping=asked if working else "",
-            elapsed=format_duration(max(0.0, utc_now().timestamp() - (unix_seconds(header.started) or 0.0))),
-            remaining=self._remaining(folder) if own else "not known" if working else "",
+            elapsed=format_duration(max(0.0, _seconds_since(header.started))),
+            remaining=self._remaining() if working else "",
             phases=tuple(self._phases(folder, working=working)),
             run=self._run(folder, links=own) if working else None,
             notes=tuple(self._notes()),
@@ -235,15 +232,13 @@ class _Followed:
             self._events = events_of(folder)
         self._stamps = (journal, result)
 
-    def _remaining(self, folder: RunFolder) -> str:
-        header = folder.header
-        self._plan = self._plan or make_plan(
-            header.runbook, run_dir=folder.root, python=header.python, only=header.only, skip=header.skip
-        )
-        found = remaining_time(self._plan, self._events, now=utc_now())
-        if found.remaining_s is None:
+    def _remaining(self) -> str:
+        """What the runner expected when it drew its latest report, less what has passed since."""
+        outlook = None if self._report is None else self._report.outlook
+        if outlook is None or outlook.remaining_s is None:
             return "not known"
-        return f"{'at least ' if found.at_least else 'about '}{format_duration(found.remaining_s)}"
+        left_s = outlook.remaining_s - _seconds_since(outlook.as_of)
+        return f"{'at least' if outlook.at_least else 'about'} {format_duration(max(0.0, left_s))}"
 
     def _phases(self, folder: RunFolder, *, working: bool) -> Iterator[LivePhase]:
         judged = {phase.id: phase.status for phase in self._report.phases} if self._report else {}
@@ -284,3 +279,7 @@ class _Followed:
         for event in reversed(seen[-NOTES:]):
             what = event.fields.get("message") or f"lost: {event.fields.get('nodes')}"
             yield clean(f"{event.fields.get('run') or ''}: {what}", limit=400)
+
+
+def _seconds_since(moment: str) -> float:
+    return time.time() - (unix_seconds(moment) or 0.0)

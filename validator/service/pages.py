@@ -35,7 +35,7 @@ from validator.report.page import StatusView
 from validator.runs.folder import is_run_folder
 from validator.service.access import address_of, form_of, inner_path, posted, require, visitor_of, with_cookie
 from validator.service.context import assets, audit, number_of, page, run_address, run_filter, service_of, to
-from validator.service.events import LogName, shape_of
+from validator.service.events import shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import Running
@@ -255,7 +255,7 @@ def log_out(request: Request, form: Mapping[str, str]) -> Response:
 def events(request: Request) -> Response:
     """What runs, as it changes."""
     service, name = service_of(request), request.query_params.get("run")
-    log = LogName(service.folder(name).name, request.query_params.get("log", "")[:300]) if name else None
+    log = (service.folder(name).name, request.query_params.get("log", "")[:300]) if name else None
     stream = service.feed.stream(allowed=lambda: service.access.visitor(request).may("read"), log=log)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 

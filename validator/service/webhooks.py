@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from validator.errors import UserError
 from validator.files import Tree
 from validator.history.read import HistoryEntry
-from validator.pipeline.evaluate import result_in
 from validator.pipeline.push import private_text
 from validator.runs.pushed import was_pushed
 from validator.service.index import RunFilter, RunIndex
@@ -60,11 +58,6 @@ def read_secret(path: Path | None) -> bytes:
         give = f"write at least {_LEAST_SECRET} characters into a file for --webhook-secret, or into {SECRET_VARIABLE}"
         raise UserError(f"--webhook needs a secret to sign with, and {option} has {len(secret)} characters; {give}")
     return secret
-
-
-def signature(secret: bytes, timestamp: str, body: bytes) -> str:
-    """The value of the header `X-Validator-Signature`: HMAC-SHA256 of `TIMESTAMP.BODY`."""
-    return f"sha256={hmac.new(secret, timestamp.encode() + b'.' + body, hashlib.sha256).hexdigest()}"
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -157,43 +150,34 @@ class Webhooks:
         version = self._index.version()
         if version == hook.version:
             return []
-        found, _ = self._index.find(RunFilter(), limit=_LATEST)
-        due = [
-            one
-            for one in reversed(found)
-            if one.decision != "IN_PROGRESS" and hook.sent.get(one.folder) != _what(one) and not _is_old(one)
-        ]
+        found, oldest = self._index.find(RunFilter(), limit=_LATEST)[0], time.time() - _MAX_AGE_S
+        decided = [one for one in reversed(found) if one.decision != "IN_PROGRESS"]
+        recent = [one for one in decided if (unix_seconds(one.finished) or oldest) >= oldest]
+        due = [one for one in recent if hook.sent.get(one.folder) != _what(one)]
         hook.version = None if due else version
         return due
 
     def _send(self, hook: _Hook, entry: HistoryEntry) -> None:
         body, timestamp, what = json.dumps(self._message(entry)).encode(), str(int(time.time())), _what(entry)
+        signed = hmac.new(self._secret, timestamp.encode() + b"." + body, hashlib.sha256)
         headers = {
             "Content-Type": "application/json",
             "X-Validator-Delivery": hashlib.sha256(f"{entry.folder}\n{what}".encode()).hexdigest()[:32],
             "X-Validator-Timestamp": timestamp,
-            "X-Validator-Signature": signature(self._secret, timestamp, body),
+            "X-Validator-Signature": f"sha256={signed.hexdigest()}",
         }
         self._post(Request(hook.url, body, headers), timeout=_TIMEOUT_S).close()
         self._note(hook, {entry.folder: what})
 
     def _message(self, entry: HistoryEntry) -> Mapping[str, Any]:
-        named = ("runbook", "machine", "host", "branch", "decision", "started", "finished")
+        named = ("runbook", "machine", "host", "branch", "decision", "why", "started", "finished")
         return {
             "event": "decision",
             "run": entry.folder,
-            **{name: None if (value := getattr(entry, name)) is None else one_line(value, limit=200) for name in named},
-            "reasons": self._reasons(entry.folder),
+            **{name: one_line(getattr(entry, name) or "", limit=300) for name in named},
             "link": f"{self._address}/runs/{quote(entry.folder, safe='')}/",
             "pushed": was_pushed(self._index.reports / entry.folder),
         }
-
-    def _reasons(self, folder: str) -> int | None:
-        """How many required criteria and checks did not pass; None where the result is of another version."""
-        with suppress(OSError, ValueError), Tree(self._index.reports / folder) as tree:
-            phases = [phase for phase in result_in(tree).phases if phase.required]
-            return sum(one.required and one.status != "PASS" for phase in phases for one in phase.judged)
-        return None
 
     def _note(self, hook: _Hook, sent: Mapping[str, str]) -> None:
         """Remember what an address has, here and in the file."""
@@ -219,8 +203,3 @@ def _is_address(url: str) -> bool:
 def _what(entry: HistoryEntry) -> str:
     """What is new of a run that ended again: judging it again alone changes its decision at most."""
     return f"{entry.decision} {entry.finished}"
-
-
-def _is_old(entry: HistoryEntry) -> bool:
-    ended = unix_seconds(entry.finished)
-    return ended is not None and time.time() - ended > _MAX_AGE_S

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from validator.service import events
-from validator.service.events import Feed, LogName
+from validator.service.events import Feed
 from validator.service.live import Running
 from validator.supervise.open_run import LogTail
 
@@ -58,7 +58,7 @@ def test_one_look_serves_all_and_only_what_changed_is_sent(monkeypatch: pytest.M
         live = Looked()
         feed = Feed(live, Queue())  # type: ignore[arg-type]
         plain = [feed.stream(allowed=lambda: True) for _ in range(20)]
-        tailing = feed.stream(allowed=lambda: True, log=LogName("f", "a.log"))
+        tailing = feed.stream(allowed=lambda: True, log=("f", "a.log"))
         first = await asyncio.gather(*(received(one, 2) for one in (*plain, tailing)))
         assert live.looks == 1
         assert first[0][0] == ("texts", {"f elapsed": "0 s", "f remaining": "not known"})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,7 @@ from validator.runs.folder import Runner
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns, Running
 from validator.service.stopping import request_stop
+from validator.times import utc_now
 
 _ROWS = "step,loss,lr,toks_per_s\n10,3.5,0.1,900\n20,2.5,0.1,1000\n"
 
@@ -57,6 +60,18 @@ def test_a_running_validation_shows_its_phases_and_latest_values(tmp_path: Path)
         outcome = Outcome.model_validate({"run": run.id, "attempts": (attempt,)})
         journal.append("run_ended", run=run.id, outcome=outcome)
         assert asking.get(address).text == "token=hunter2hunter2"
+
+
+def test_what_remains_is_what_the_runner_expected_less_what_has_passed(tmp_path: Path) -> None:
+    folder, journal = make_running(tmp_path / "reports")
+    drawn = json.loads((make_run(tmp_path, 0) / "result.json").read_text(encoding="utf-8"))
+    as_of = (utc_now() - timedelta(seconds=300)).isoformat()
+    outlook = {"as_of": as_of, "remaining_s": 1030.0, "at_least": True}
+    with journal:
+        assert looked(tmp_path / "reports")[0].remaining == "not known"
+        result = json.dumps({**drawn, "decision": "IN_PROGRESS", "outlook": outlook})
+        (folder.root / "result.json").write_text(result, encoding="utf-8")
+        assert looked(tmp_path / "reports")[0].remaining.startswith("at least 12 min")
 
 
 def test_one_whose_runner_was_killed_is_shown_as_such(tmp_path: Path) -> None:

@@ -82,9 +82,10 @@ def test_a_decision_is_posted_once_signed_and_only_from_then_on(tmp_path: Path) 
             assert abs(int(stamp) - time.time()) < 30
             digest = hmac.new(SECRET, f"{stamp}.{post.text}".encode(), hashlib.sha256).hexdigest()
             assert post.headers["X-Validator-Signature"] == f"sha256={digest}"
-            named = ("run", "decision", "machine", "link", "reasons", "pushed")
+            named = ("run", "decision", "machine", "link", "why", "pushed")
             assert [post.json[name] for name in named] == [
-                first, "GO", "2 x NVIDIA H200, NVLink", f"http://gpu7:8700/runs/{first}/", 0, False,
+                first, "GO", "2 x NVIDIA H200, NVLink", f"http://gpu7:8700/runs/{first}/",
+                "All 7 required criteria passed on the declared configuration.", False,
             ]  # fmt: skip
             second = service.decide(1, decision="NO_GO")
             until(lambda: second in service.state.read_text(encoding="utf-8"))
