@@ -4,9 +4,9 @@
     python -m benchmarks.serve_load --cost 60       # CPU seconds of the server a minute, idle and with one viewer
 
 Bars: pages within 200 ms in 95 % of cases, each change of a running validation at every viewer within 1 s in 99 %, at
-most 300 MiB, and every push arrives; at most 0.5 % of a run's core seconds, idle and with one viewer. The run trains on one core and writes 500 rows a
-second into a table, a heartbeat and a log. The CPU seconds of both are the kernel's; on a machine that is busy the
-trainer writes as much with less, so the share of one core is printed as well.
+most 300 MiB, and every push arrives; at most 0.5 % of a run's core seconds, idle and with one viewer. The run trains on
+one core and writes 500 rows a second into a table, a heartbeat and a log. The CPU seconds of both are the kernel's; on
+a machine that is busy the trainer writes as much with less, so the share of one core is printed as well.
 
 Load is made by this process: viewers read events and nothing else, pages are asked for one after the other, and the
 running validation is one whose runner is this process, so that it knows when a step was written. Pushes are those of

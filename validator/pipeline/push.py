@@ -72,12 +72,7 @@ class Destination:
         Raises:
             UserError: when the address or the token is none, or a file cannot be read.
         """
-        try:
-            parts = urlsplit(url)
-            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            whole = False
-        if not whole or parts.username is not None or parts.query or parts.fragment or not url.isprintable():
+        if not is_http(url) or urlsplit(url).query or urlsplit(url).fragment:
             raise UserError("the service's address must be http://HOST:PORT or https://HOST, without a name or a token")
         token = (private_text(token_file, "--token-file") if token_file else token).strip()
         if not (token.isascii() and token.isprintable()):
@@ -102,6 +97,16 @@ class Destination:
         except OSError as error:
             raise UserError(f"--ca-file {self.ca_file} holds no certificates that can be read: {error}") from error
         return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S, context=context)
+
+
+def is_http(url: str) -> bool:
+    """Whether a text is an address of http or https, with a host and without a user."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return whole and parts.username is None and url.isprintable() and " " not in url
 
 
 def private_text(path: Path, option: str) -> str:

@@ -46,7 +46,7 @@ class _Frame(NamedTuple):
 
 
 def _frame(live: LiveRuns, queue: RunQueue, wanted: Iterable[LogName]) -> _Frame:
-    running = live.look()
+    running = live.look(fresh=True)  # else one that a page has made would make these late
     texts = dict(text for one in running for text in one.texts())
     shapes = {"": shape_of(running), QUEUE: queue.stamp(), **{one.folder: shape_of([one]) for one in running}}
     return _Frame(texts, shapes, {name: live.log(*name).text for name in wanted})
@@ -69,6 +69,7 @@ class Feed:
         self._closing = True
         if self._drawing is not None:
             self._drawing.cancel()
+        self._announce()
 
     def stream(self, *, allowed: Callable[[], bool], log: LogName | None = None) -> AsyncIterator[str]:
         """The events of one viewer, until `allowed` says no; those of a log too.

@@ -30,7 +30,7 @@ from validator.text import clean, format_duration, format_time, one_line, plural
 from validator.times import unix_seconds
 
 _LOOK_S = 0.6
-"""How long a look serves every viewer."""
+"""How long a look serves every page."""
 
 _FORGET_S = 30.0
 """Without a look for so long, runs are joined again: what was written meanwhile would take many looks to read."""
@@ -140,11 +140,11 @@ class LiveRuns:
             self._asked[folder.name] = how
             self._looked = float("-inf")
 
-    def look(self) -> tuple[Running, ...]:
-        """Every validation without a decision: those that are worked on first, the latest first."""
+    def look(self, *, fresh: bool = False) -> tuple[Running, ...]:
+        """Every validation without a decision, a moment ago unless `fresh`: those worked on first, the latest first."""
         with self._lock:
             age_s = time.monotonic() - self._looked
-            if age_s >= _LOOK_S:
+            if fresh or age_s >= _LOOK_S:
                 before = self._followed if age_s < _FORGET_S else {}
                 names = {*self._index.open_folders(), *self._held()}
                 self._followed = {name: before.get(name) or _Followed(self._index.reports / name) for name in names}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import sys
 import threading
 import time
@@ -19,19 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from validator.errors import UserError
 from validator.files import Tree
 from validator.history.read import HistoryEntry
-from validator.pipeline.push import private_text
+from validator.pipeline.push import is_http, private_text
 from validator.runs.pushed import was_pushed
 from validator.service.index import RunFilter, RunIndex
 from validator.text import one_line
 from validator.times import iso_now, unix_seconds
 
-SECRET_VARIABLE = "VALIDATOR_WEBHOOK_SECRET"
 _LEAST_SECRET = 16
 _LOOK_S = 2.0
 _LONGEST_S = 300.0
@@ -46,17 +44,15 @@ _LATEST = 1000
 
 
 def read_secret(path: Path | None) -> bytes:
-    """The key of the signatures: the first line of a file that its owner alone can read, else of the environment.
+    """The key of the signatures: the first line of a file that its owner alone can read.
 
     Raises:
         UserError: when there is none, it is short, or others may read the file.
     """
-    option = f"--webhook-secret {path}" if path else SECRET_VARIABLE
-    text = private_text(path, "--webhook-secret") if path else os.environ.get(SECRET_VARIABLE, "")
-    secret = text.partition("\n")[0].strip().encode()
+    secret = b"" if path is None else private_text(path, "--webhook-secret").partition("\n")[0].strip().encode()
     if len(secret) < _LEAST_SECRET:
-        give = f"write at least {_LEAST_SECRET} characters into a file for --webhook-secret, or into {SECRET_VARIABLE}"
-        raise UserError(f"--webhook needs a secret to sign with, and {option} has {len(secret)} characters; {give}")
+        give = f"give --webhook-secret FILE with at least {_LEAST_SECRET} characters in its first line"
+        raise UserError(f"--webhook needs a secret to sign with, and there are {len(secret)} characters; {give}")
     return secret
 
 
@@ -71,17 +67,13 @@ class _NoRedirect(HTTPRedirectHandler):
 class _Hook:
     """One address, and the decision of each run folder that it has, what was sent last at the end.
 
-    `key` represents the address in the names of files, `place` in the log: the address itself may be a secret.
+    Neither names of files nor the log have the address itself, which may be a secret.
     """
 
     url: str
     sent: dict[str, str] = field(default_factory=dict)
     version: tuple[int, int] | None = None
     failures: int = 0
-
-    def __post_init__(self) -> None:
-        self.key = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self.place = "/".join(self.url.split("/")[:3])
 
 
 class Webhooks:
@@ -97,7 +89,7 @@ class Webhooks:
 
     def __init__(self, urls: Sequence[str], secret: bytes, index: RunIndex, *, address: str) -> None:
         for url in urls:
-            if not _is_address(url):
+            if not (is_http(url) and url.isascii()):
                 shown = one_line(url.partition("?")[0], limit=60)
                 raise UserError(f"--webhook {shown}: give an address that begins with https://, without a user")
         self._hooks = [_Hook(url) for url in dict.fromkeys(urls)]
@@ -142,7 +134,8 @@ class Webhooks:
                 failed = f"{type(error).__name__}: {error}"
             hook.failures = hook.failures + 1 if failed else 0
             if hook.failures == 1:
-                text = one_line(f"{hook.place}: {failed}; it is tried again", limit=400)
+                place = "/".join(hook.url.split("/")[:3])
+                text = one_line(f"{place}: {failed}; it is tried again", limit=400)
                 sys.stderr.write(f"{iso_now('seconds')} webhook {text}\n")
 
     def _due(self, hook: _Hook) -> list[HistoryEntry]:
@@ -188,16 +181,8 @@ class Webhooks:
             tree.write(path.name, json.dumps(hook.sent))
 
     def _file(self, hook: _Hook) -> Path:
-        return self._index.path.with_suffix(f".webhook.{hook.key}.json")
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        named = bool(parts.hostname) and parts.username is None and (parts.port is None or parts.port > 0)
-    except ValueError:
-        return False
-    return named and parts.scheme in ("http", "https") and url.isascii() and url.isprintable() and " " not in url
+        name = hashlib.sha256(hook.url.encode()).hexdigest()[:16]
+        return self._index.path.with_suffix(f".webhook.{name}.json")
 
 
 def _what(entry: HistoryEntry) -> str:

@@ -21,7 +21,7 @@ class Looked:
     def __init__(self) -> None:
         self.looks, self.step, self.fails = 0, 0, False
 
-    def look(self) -> tuple[Running, ...]:
+    def look(self, *, fresh: bool) -> tuple[Running, ...]:
         self.looks += 1
         if self.fails:
             raise OSError("the folder is gone")

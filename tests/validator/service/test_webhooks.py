@@ -187,7 +187,7 @@ def test_an_old_decision_and_one_in_progress_are_not_sent(tmp_path: Path) -> Non
         assert runs(posts) == [last]
 
 
-def test_addresses_and_secrets_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_and_secrets_that_cannot_be_used(tmp_path: Path) -> None:
     for url in ("file:///etc/passwd", "gopher://x/", "hook", "http://", "http://x/\ny", "http://a:b@x/", "http://x:y/"):
         with pytest.raises(UserError, match="https://"):
             Service(tmp_path, url)
@@ -202,9 +202,6 @@ def test_addresses_and_secrets_that_cannot_be_used(tmp_path: Path, monkeypatch: 
     path.write_bytes(b"short\n")
     with pytest.raises(UserError, match="at least 16"):
         read_secret(path)
-    monkeypatch.setenv("VALIDATOR_WEBHOOK_SECRET", SECRET.decode())
-    assert read_secret(None) == SECRET
-    monkeypatch.delenv("VALIDATOR_WEBHOOK_SECRET")
     with pytest.raises(UserError, match="needs a secret"):
         read_secret(None)
 
