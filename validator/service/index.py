@@ -133,13 +133,13 @@ class RunIndex:
                 return
             full = full or now - self._looked_fully >= _FULL_S
             parent_ns = self.reports.stat().st_mtime_ns
-            before = self._names
-            if full or parent_ns != self._parent_ns:
+            before, listed = self._names, full or parent_ns != self._parent_ns
+            if listed:
                 self._names = frozenset(self._folders())
             self._parent_ns, self._looked = parent_ns, now
             self._looked_fully = now if full else self._looked_fully
             fresh = self._names if full else ((self._open | self._young) & self._names) | (self._names - before)
-            self._update(fresh, listed=self._names is not before)
+            self._update(fresh, listed=listed)
 
     def _folders(self) -> Iterator[str]:
         """Names of the folders that may be run folders; links are left out, since they lead anywhere."""

@@ -106,15 +106,13 @@ class Webhooks:
         for hook in self._hooks:
             path = self._file(hook)
             try:
-                with Tree(path.parent) as tree:
-                    known = tree.json(path.name) if tree.has_file(path.name) else None
-                hook.sent = dict(known or {})
-                if known is None:
+                if path.exists():
+                    with Tree(path.parent) as tree:
+                        hook.sent = dict(tree.json(path.name))
+                else:
                     self._note(hook, {one.folder: _what(one) for one in self._due(hook)})
             except (OSError, ValueError, TypeError) as error:
-                raise UserError(
-                    f"--webhook: {path} cannot be used: {error}; without it, the past is not sent"
-                ) from error
+                raise UserError(f"--webhook: {path} cannot be used: {error}; without it no past is sent") from error
             threading.Thread(target=self._serve, args=(hook,), name="webhook", daemon=True).start()
 
     def close(self) -> None:

@@ -64,6 +64,10 @@ def test_what_changes_in_the_folders_changes_in_the_index(reports: Path, tmp_pat
     assert names(index) == ["0009", "0004", "0003", "0002", "0000"]
     assert index.revision > before
     assert index.path_of(gone.name) is None
+    index.close()
+    reports.rename(tmp_path / "all")
+    reports.mkdir()
+    assert names(opened(tmp_path)) == []
 
 
 def test_a_folder_is_found_whose_header_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
