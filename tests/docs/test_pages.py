@@ -20,7 +20,7 @@ ELSEWHERE = {
     "ci.md": 1,
     "comparing.md": 4,
     "nightly.md": 1,
-    "service.md": 3,
+    "service.md": 4,
     "service_proxy.md": 3,
     "tour.md": 1,
 }
