@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -204,7 +205,13 @@ class RunIndex:
     def path_of(self, folder: str) -> Path | None:
         """The path of a folder that the index knows, and of no other: the only way from an address to a file."""
         with self._asked():
-            return self.reports / folder if folder in self._open or self.entry(folder) is not None else None
+            if not self._knows(folder) and "/" not in folder and is_run_folder(self.reports / folder):
+                self._looked = -math.inf  # the queue names a run as soon as it starts
+                self.refresh()
+            return self.reports / folder if self._knows(folder) else None
+
+    def _knows(self, folder: str) -> bool:
+        return folder in self._open or self.entry(folder) is not None
 
     def find(self, wanted: RunFilter, *, limit: int, offset: int = 0) -> tuple[tuple[HistoryEntry, ...], int]:
         """The runs of a filter, latest first, and how many there are in all."""

@@ -81,6 +81,16 @@ def test_a_folder_is_found_whose_header_comes_later(tmp_path: Path, monkeypatch:
     assert index.open_folders() == (folder.name,)
 
 
+def test_a_run_is_found_as_soon_as_it_is_there(reports: Path, tmp_path: Path) -> None:
+    """The queue names the run that it has started; its stop page was not found for up to a second."""
+    index = opened(tmp_path)
+    assert index.path_of("none") is None
+    new = make_run(reports, 7)
+    assert index.path_of(new.name) == new
+    assert index.path_of(str(new)) is None
+    assert index.path_of("..") is None
+
+
 def test_a_damaged_or_older_index_is_built_again(reports: Path, tmp_path: Path) -> None:
     opened(tmp_path).close()
     path = tmp_path / "state" / "index.sqlite"
