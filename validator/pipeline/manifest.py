@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
 from typing import Annotated, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from validator.documents import MAX_DEPTH
 from validator.errors import FolderError
-from validator.files import Tree, sha256_of
-from validator.history.read import PIN, read_entry
+from validator.files import EntryKind, Tree, TreeEntry, sha256_of
+from validator.history.read import PIN, HistoryEntry, read_entry
 from validator.model.units import Frozen
 from validator.model.verdict import Decision
 from validator.runs.folder import JOURNAL
 from validator.runs.pushed import PUSHED
 from validator.text import format_size, one_line
+from validator.times import parse_time, utc_now
 
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 4 << 30
@@ -29,6 +32,9 @@ _MAX_PARSED = 16 << 20
 
 _OWN = frozenset({PIN, PUSHED})
 """Files that belong to the place where a folder lies, not to the run."""
+
+_AHEAD = timedelta(minutes=5)
+"""How far the clock of another machine may be ahead."""
 
 _NO_SUM = "0" * 64
 
@@ -59,15 +65,12 @@ class Manifest(Frozen):
     @model_validator(mode="after")
     def _can_be_stored(self) -> Manifest:
         sizes = {one.path: one.bytes for one in self.files}
-        folders = {
-            "/".join(parts[:end]) for parts in (path.split("/") for path in sizes) for end in range(1, len(parts))
-        }
+        folders = {str(folder) for path in sizes for folder in PurePosixPath(path).parents}
         if len(sizes) < len(self.files) or not folders.isdisjoint(sizes):
             raise ValueError("a path is there twice")
-        for name in _REQUIRED:
-            if name not in sizes:
-                raise ValueError(f"{name} is missing, so it is no run folder")
         for name in (*_REQUIRED, JOURNAL):
+            if name in _REQUIRED and name not in sizes:
+                raise ValueError(f"{name} is missing, so it is no run folder")
             if sizes.get(name, 0) > _MAX_PARSED:
                 raise ValueError(f"{name} is larger than {format_size(_MAX_PARSED)}")
         if sum(sizes.values()) > MAX_BYTES:
@@ -79,19 +82,19 @@ class Manifest(Frozen):
     def difference(self, root: Path) -> str | None:
         """By what a run folder differs from this one; None where all files are the same. Only own files are named."""
         with Tree(root, follow=False) as tree:
-            there = {
-                entry.path: entry.bytes for entry in tree.walk() if entry.kind == "file" and entry.path not in _OWN
-            }
-            if len(there) != len(self.files):
-                return "number of files"
-            for one in self.files:
-                if there.get(one.path) != one.bytes:
-                    return f"size of {one.path}"
-            for one in self.files:
-                with tree.open(one.path) as file:
-                    if sha256_of(file) != one.sha256:
-                        return f"checksum of {one.path}"
-        return None
+            if {one.path: one.bytes for one in _entries(tree, "file")} != {one.path: one.bytes for one in self.files}:
+                return "files or their sizes"
+            return next((f"checksum of {one.path}" for one in self.files if _sum(tree, one.path) != one.sha256), None)
+
+
+class Receipt(Frozen):
+    """How far an upload is: the number of the first file that is not whole, and how many bytes of it are there."""
+
+    run: str
+    upload: str = Field(pattern=r"^[0-9a-f]{64}$")
+    stored: bool
+    file: int = Field(ge=0)
+    offset: int = Field(ge=0)
 
 
 def manifest_of(root: Path, run: str) -> tuple[Manifest, int]:
@@ -102,34 +105,48 @@ def manifest_of(root: Path, run: str) -> tuple[Manifest, int]:
         OSError: when a file cannot be read.
     """
     with Tree(root) as tree:
-        found = [entry for entry in tree.walk() if entry.path not in _OWN]
         files = [
-            {"path": entry.path, "bytes": entry.bytes, "mtime_ns": entry.mtime_ns, "sha256": _NO_SUM}
-            for entry in found
-            if entry.kind == "file"
+            {"path": one.path, "bytes": one.bytes, "mtime_ns": one.mtime_ns, "sha256": _NO_SUM}
+            for one in _entries(tree, "file")
         ]
         try:
-            Manifest.model_validate({"run": run, "files": files})  # the limits, before everything is read
-            for one in files:
-                with tree.open(str(one["path"])) as file:
-                    one["sha256"] = sha256_of(file)
-            made = Manifest.model_validate({"run": run, "files": files})
+            made = Manifest.model_validate({"run": run, "files": files})  # the limits, before everything is read
         except ValidationError as error:
             raise FolderError(f"{root} cannot be pushed: {first_message(error)}") from None
-    return made, sum(entry.kind in ("link", "other") for entry in found)
+        summed = tuple(one.model_copy(update={"sha256": _sum(tree, one.path)}) for one in made.files)
+        return made.model_copy(update={"files": summed}), len(_entries(tree, "link", "other"))
 
 
-def is_decided(root: Path, run: str) -> bool:
-    """Whether a folder is that run's and has a decision; whatever cannot be read is neither."""
-    try:
-        with Tree(root) as tree:
-            header = tree.json("run.json")
-        entry = read_entry(root)
-    except Exception:  # noqa: BLE001 -- it may come from anywhere
-        return False
+def _entries(tree: Tree, *kinds: EntryKind) -> list[TreeEntry]:
+    return [entry for entry in tree.walk() if entry.kind in kinds and entry.path not in _OWN]
+
+
+def _sum(tree: Tree, path: str) -> str:
+    with tree.open(path) as file:
+        return sha256_of(file)
+
+
+def decided_run(root: Path, run: str) -> HistoryEntry:
+    """The entry of the run folder of that name, which may come from anywhere.
+
+    Raises:
+        FolderError: when it is another run's, has no decision, or did not start when its name says. A start in the
+            future would be the latest for long, and hide what is decided until then.
+    """
+    header, entry = None, read_entry(root)
+    with suppress(OSError, ValueError), Tree(root) as tree:
+        header = tree.json("run.json")
     if entry is None or not isinstance(header, dict) or not header.get("run_id") == entry.run_id == run:
-        return False
-    return entry.decision in get_args(Decision) and entry.decision != "IN_PROGRESS"
+        raise FolderError(f"run.json and result.json are not those of {run}")
+    if entry.decision not in get_args(Decision) or entry.decision == "IN_PROGRESS":
+        raise FolderError(f"{run} has no decision; bring it to one by: validator run --resume {run}")
+    moment = parse_time(entry.started)
+    times = moment and (f"{moment:%Y%m%dT%H%M%SZ}", f"{moment:%Y-%m-%dT%H:%M:%S}")  # of the latter, since lists sort it
+    if times != (run[:16], entry.started[:19]) or header.get("started") != entry.started:
+        raise FolderError(f"{run} started by its run.json and result.json at another time than by its name")
+    if moment is not None and moment - utc_now() > _AHEAD:
+        raise FolderError(f"{run} lies in the future by the clock of this machine; set the clocks of both")
+    return entry
 
 
 def first_message(error: ValidationError) -> str:

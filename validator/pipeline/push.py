@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from validator.documents import parse_json
 from validator.errors import FolderError, Unable, UserError
 from validator.files import Tree
-from validator.pipeline.manifest import Manifest, is_decided, manifest_of
+from validator.pipeline.manifest import Manifest, Receipt, decided_run, manifest_of
 from validator.runs.folder import RunFolder
 from validator.runs.replay import ending, events_of, last_runner
 from validator.system.host import is_loopback
@@ -135,13 +135,6 @@ class Pushed(NamedTuple):
     breaks: int
 
 
-class _Needed(NamedTuple):
-    """Where a service needs more: the number of a file, and an offset in it."""
-
-    file: int
-    offset: int
-
-
 def push(root: Path, to: Destination, *, say: Callable[[str], None], limit_s: float = _LIMIT_S) -> Pushed:
     """Hand in a run folder, within `limit_s` seconds; `say` gets a sentence for each request that failed.
 
@@ -151,16 +144,17 @@ def push(root: Path, to: Destination, *, say: Callable[[str], None], limit_s: fl
         Unable: when the service cannot be reached, refuses the token, or has no room.
     """
     manifest, left_out = manifest_of(root, _ended_run(root))
-    until, best, failures, breaks = time.monotonic() + limit_s, _Needed(0, -1), 0, 0
+    until, best, failures, breaks = time.monotonic() + limit_s, (0, -1), 0, 0
     with closing(_Sending(root, manifest, to)) as sending:
         while True:
-            last, broken = sending.place, sending.step()
-            if sending.stored:
+            broken = sending.step()
+            found = sending.found
+            if found is not None and found.stored:
                 total = sum(one.bytes for one in manifest.files)
                 return Pushed(manifest.run, len(manifest.files), total, left_out, breaks)
-            if sending.place > best:
-                best, failures = sending.place, 0
-            elif broken or sending.place < last or (sending.place == last and not sending.asked):
+            if found is not None and (found.file, found.offset) > best:
+                best, failures = (found.file, found.offset), 0
+            elif broken or not sending.asked:
                 failures += 1
             late = time.monotonic() > until
             why = broken or ("the time is over" if late else "it makes no progress")
@@ -179,21 +173,18 @@ def _ended_run(root: Path) -> str:
     run, events = folder.header.run_id, events_of(folder)
     if last_runner(folder, events).alive():
         raise FolderError(f"{run} is still being run; push it when it has ended")
-    if (events and ending(events) is None) or not is_decided(root, run):
+    if events and ending(events) is None:
         raise FolderError(f"{run} has no decision; bring it to one by: validator run --resume {root}")
-    return run
+    return decided_run(root, run).run_id
 
 
 class _Sending:
-    """One run on its way.
-
-    `place` is where the service needs more, `stored` whether it has all, `asked` whether the last step was to ask this.
-    """
+    """One run on its way: `found` is what the service said last, `asked` whether the last step was to ask it."""
 
     def __init__(self, root: Path, manifest: Manifest, to: Destination) -> None:
-        self.place, self.stored, self.asked = _Needed(0, -1), False, False
+        self.found: Receipt | None = None
+        self.asked = False
         self._root, self._manifest, self._to = root, manifest, to
-        self._upload = ""
         self._connection = to.connection()
 
     def close(self) -> None:
@@ -205,49 +196,40 @@ class _Sending:
 
         Returns why it failed, where the next step may not; raises as `push` does.
         """
-        files = self._manifest.files
+        files, last = self._manifest.files, self.found
+        self.asked, self.found = last is None or last.file >= len(files), None
         try:
-            self.asked = not self._upload or self.place.file >= len(files)
-            if self.asked:
-                self._take(self._ask("POST", "", self._manifest.model_dump_json().encode()))
+            if last is None or self.asked:
+                self.found = self._ask("POST", "", self._manifest.model_dump_json().encode())
             else:
-                next_files = files[self.place.file : self.place.file + _CHUNK_FILES]
-                length = min(CHUNK, sum(one.bytes for one in next_files) - self.place.offset)
-                path = f"/{self._upload}?file={self.place.file}&at={self.place.offset}"
-                self._take(self._ask("PUT", path, self._chunk(length), length))
+                part = sum(one.bytes for one in files[last.file : last.file + _CHUNK_FILES])
+                length = min(CHUNK, part - last.offset)
+                path = f"/{last.upload}?file={last.file}&at={last.offset}"
+                self.found = self._ask("PUT", path, self._chunk(last, length), length)
         except ssl.SSLCertVerificationError as error:
             raise Unable(f"{self._to.url}: {error.verify_message}; --ca-file names certificates to trust") from error
         except (OSError, http.client.HTTPException, _Broken) as error:
             self.close()
-            self._upload = ""
             return clean(str(error) or type(error).__name__, limit=300)
         return ""
 
-    def _take(self, found: Any) -> None:
-        try:
-            self.stored, self._upload = bool(found["stored"]), str(found["upload"])
-            self.place = _Needed(int(found["file"]), int(found["offset"]))
-        except (TypeError, KeyError, ValueError) as error:
-            raise Unable(f"{self._to.url} is not a service of validator; look at the address") from error
-
-    def _ask(self, method: str, path: str, body: bytes | Iterator[bytes], length: int | None = None) -> Any:
-        address = f"{urlsplit(self._to.url).path}/api/v1/push{path}"
+    def _ask(self, method: str, path: str, body: bytes | Iterator[bytes], length: int | None = None) -> Receipt:
         headers = {"content-type": "application/json" if length is None else "application/octet-stream"}
         headers |= {"authorization": f"Bearer {self._to.token}"} if self._to.token else {}
         headers |= {} if length is None else {"content-length": str(length)}
         if self._connection.sock is None:
             self._connection.connect()
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it had read all
-            self._connection.request(method, address, body, headers)
+            self._connection.request(method, f"{urlsplit(self._to.url).path}/api/v1/push{path}", body, headers)
         answer = self._connection.getresponse()
+        status, data = answer.status, answer.read(_MAX_ANSWER)
         try:
-            found = parse_json(answer.read(_MAX_ANSWER))
-        except ValueError:
-            found = None
-        if answer.status != 200:
-            said = found.get("error") if isinstance(found, dict) else f"HTTP {answer.status} {answer.reason}"
-            raise self._failure(method, answer.status, clean(said, limit=500))
-        return found
+            if status == 200:
+                return Receipt.model_validate_json(data)
+            why = clean(parse_json(data)["error"], limit=500)
+        except (ValueError, TypeError, KeyError):
+            why = f"HTTP {status} {clean(answer.reason, limit=100)}"
+        raise self._failure(method, status, why)
 
     def _failure(self, method: str, status: int, why: str) -> Exception:
         if status in (401, 403):
@@ -260,11 +242,11 @@ class _Sending:
             return Unable(f"{self._to.url} is not a service of validator ({why}); look at the address")
         return _Broken(why)
 
-    def _chunk(self, length: int) -> Iterator[bytes]:
+    def _chunk(self, at: Receipt, length: int) -> Iterator[bytes]:
         """So many bytes of the files, from the place where the service needs them."""
-        number, offset = self.place
+        offset = at.offset
         with Tree(self._root) as tree:
-            for one in self._manifest.files[number:]:
+            for one in self._manifest.files[at.file :]:
                 with tree.open(one.path) as file:
                     status = os.fstat(file.fileno())
                     if (status.st_size, status.st_mtime_ns) != (one.bytes, one.mtime_ns):

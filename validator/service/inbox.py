@@ -13,19 +13,19 @@ import json
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import gethostname
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from validator.errors import FolderError
 from validator.files import Tree, sha256_of, sync_folder
-from validator.model.units import Frozen
-from validator.pipeline.manifest import Manifest, first_message, is_decided
+from validator.pipeline.manifest import Manifest, ManifestFile, Receipt, decided_run, first_message
 from validator.runs.pushed import PUSHED
 from validator.text import format_size
 from validator.times import iso_now
@@ -39,18 +39,6 @@ _KEPT_S = 7 * 86400.0
 
 _RESERVE = 1 << 30
 """Bytes of the disk that uploads leave free; a twentieth of a disk that is smaller than 20 GiB."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Receipt(Frozen):
-    """How far an upload is: the number of the first file that is not whole, and how many bytes of it are there."""
-
-    run: str
-    upload: str
-    stored: bool
-    file: int
-    offset: int
 
 
 class Inbox:
@@ -80,46 +68,55 @@ class Inbox:
             HTTPException: 422 for a manifest or a run that is none, 409 where another run has its name, 503 and 507
                 where there is no room.
         """
-        try:
-            manifest = Manifest.model_validate_json(data)
-        except ValidationError as error:
-            raise HTTPException(422, first_message(error)) from error
-        text = manifest.model_dump_json()
-        upload = _Upload(hashlib.sha256(text.encode()).hexdigest(), manifest)
         with _refusing(), Tree(self._reports) as tree:
+            manifest = Manifest.model_validate_json(data)
+            text, files = manifest.model_dump_json(), manifest.files
+            name = hashlib.sha256(text.encode()).hexdigest()
+            stored = Receipt(run=manifest.run, upload=name, stored=True, file=len(files), offset=0)
             if os.path.lexists(self._reports / manifest.run):
                 self._require_same(manifest)
-                return upload.receipt(len(manifest.files), 0, stored=True)
+                return stored
             if self._clear() >= _MAX_UPLOADS:
                 raise HTTPException(503, "Too many uploads are not finished: try again later.", {"retry-after": "600"})
-            tree.write(f"{upload.folder}/manifest.json", text)
-            with tree.locked(f"{upload.folder}/lock"):
-                file, offset = upload.place(tree)
-                if file < len(manifest.files):
-                    self._require_room(sum(one.bytes for one in manifest.files[file:]) - offset)
-                    return upload.receipt(file, offset)
-                self._store(tree, upload, by)
-        return upload.receipt(len(manifest.files), 0, stored=True)
+            folder = f"{_FOLDER}/{name}"
+            tree.write(f"{folder}/manifest.json", text)
+            with tree.locked(f"{folder}/lock"):
+                for number, one in enumerate(files):
+                    if _size(tree, f"{folder}/run/{one.path}") != one.bytes:
+                        offset = max(0, _size(tree, f"{folder}/part-{number}"))
+                        self._require_room(sum(left.bytes for left in files[number:]) - offset)
+                        return stored.model_copy(update={"stored": False, "file": number, "offset": offset})
+                self._store(tree, folder, manifest.run, by)
+            return stored
 
-    def opened(self, name: str) -> _Upload:
-        """The upload of that name; raises HTTPException 404 where there is none."""
-        if _UPLOAD.fullmatch(name):
-            with suppress(OSError, ValidationError), Tree(self._reports) as tree:
-                return _Upload(name, Manifest.model_validate_json(tree.read(f"{_FOLDER}/{name}/manifest.json")))
-        raise HTTPException(404, "No such upload is here: send the manifest.")
-
-    def add(self, upload: _Upload, file: int, offset: int, data: bytes) -> Receipt:
+    def add(self, name: str, file: int, offset: int, data: bytes | bytearray) -> Receipt:
         """Write what came for a place in the files; what is more than the file has left continues in the next.
 
         Raises:
-            HTTPException: 409 where the upload is at another place, or a file is not the manifest's; 507 where there
-                is no room.
+            HTTPException: 404 for an upload that is none, 409 where it is at another place, or a file is not the
+                manifest's; 507 where there is no room.
         """
+        folder = f"{_FOLDER}/{name}"
+        if not _UPLOAD.fullmatch(name) or not (self._reports / folder).is_dir():
+            raise HTTPException(404, "No such upload is here: send the manifest.")
         self._require_room(len(data))
-        with _refusing(), Tree(self._reports) as tree, tree.locked(f"{upload.folder}/lock"):
-            if not tree.has_file(f"{upload.folder}/manifest.json"):
-                raise HTTPException(409, "The upload has ended: send the manifest.")
-            return upload.receipt(*upload.add(tree, file, offset, memoryview(data)))
+        rest = memoryview(data)
+        with _refusing(), Tree(self._reports) as tree, tree.locked(f"{folder}/lock"):
+            manifest = Manifest.model_validate_json(tree.read(f"{folder}/manifest.json"))
+            for one in manifest.files[file:]:
+                part = f"{folder}/part-{file}"
+                if not rest and offset < one.bytes:
+                    break
+                if max(0, _size(tree, part)) != offset:
+                    raise HTTPException(409, "The upload is at another place: send the manifest.")
+                piece = rest[: one.bytes - offset]
+                tree.write_at(part, piece, offset)
+                rest, offset = rest[len(piece) :], offset + len(piece)
+                if offset < one.bytes:
+                    break
+                _keep(tree, part, f"{folder}/run/{one.path}", one)
+                file, offset = file + 1, 0
+        return Receipt(run=manifest.run, upload=name, stored=False, file=file, offset=offset)
 
     def _require_same(self, manifest: Manifest) -> None:
         other = manifest.difference(self._reports / manifest.run)
@@ -133,16 +130,19 @@ class Inbox:
             free = f"{format_size(disk.free)} are free and {format_size(need)} needed"
             raise HTTPException(507, f"The disk of the reports has no room ({free}): remove old runs there.")
 
-    def _store(self, tree: Tree, upload: _Upload, by: str) -> None:
+    def _store(self, tree: Tree, upload: str, run: str, by: str) -> None:
         """Make a run of an upload whose files are all there."""
-        run, folder = upload.manifest.run, self._reports / upload.folder
-        if not is_decided(folder / "run", run):
-            shutil.rmtree(folder, ignore_errors=True)
-            raise HTTPException(422, f"run.json and result.json are not those of {run} with a decision.")
-        tree.write(f"{upload.folder}/run/{PUSHED}", json.dumps({"by": by, "at": iso_now("seconds")}) + "\n")
-        tree.move(f"{upload.folder}/run", run)
+        try:
+            if decided_run(self._reports / upload / "run", run).host == gethostname():
+                own = f"of {gethostname()}, the host of the service, which takes its own runs from no other"
+                raise FolderError(f"{run} says that it is {own}: write it to the folder that is served")
+        except FolderError as error:
+            shutil.rmtree(self._reports / upload, ignore_errors=True)
+            raise HTTPException(422, f"{error}.") from error
+        tree.write(f"{upload}/run/{PUSHED}", json.dumps({"by": by, "at": iso_now("seconds")}) + "\n")
+        tree.move(f"{upload}/run", run)
         sync_folder(self._reports)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._reports / upload, ignore_errors=True)
 
     def _clear(self) -> int:
         """Remove uploads that nobody continued for long; returns how many are left."""
@@ -156,68 +156,31 @@ class Inbox:
         return left
 
 
-class _Upload:
-    """One upload: its folder below the reports, and what will be in the run's. Its lock is held by who calls."""
-
-    def __init__(self, name: str, manifest: Manifest) -> None:
-        self.name, self.manifest = name, manifest
-        self.folder = f"{_FOLDER}/{name}"
-
-    def receipt(self, file: int, offset: int, *, stored: bool = False) -> Receipt:
-        """How far it is."""
-        return Receipt(run=self.manifest.run, upload=self.name, stored=stored, file=file, offset=offset)
-
-    def place(self, tree: Tree) -> tuple[int, int]:
-        """The first file that is not whole, and how much of it is there."""
-        for number, one in enumerate(self.manifest.files):
-            if _size(tree, f"{self.folder}/run/{one.path}") != one.bytes:
-                return number, max(0, _size(tree, f"{self.folder}/part-{number}"))
-        return len(self.manifest.files), 0
-
-    def add(self, tree: Tree, file: int, offset: int, data: memoryview) -> tuple[int, int]:
-        """Write data from a place on; returns the next place, and raises as `Inbox.add` does."""
-        for one in self.manifest.files[file:]:
-            part = f"{self.folder}/part-{file}"
-            if not data and offset < one.bytes:
-                break
-            if max(0, _size(tree, part)) != offset:
-                raise HTTPException(409, "The upload is at another place: send the manifest.")
-            piece = data[: one.bytes - offset]
-            tree.write_at(part, piece, offset)
-            data, offset = data[len(piece) :], offset + len(piece)
-            if offset < one.bytes:
-                break
-            self._verify(tree, part, number=file)
-            file, offset = file + 1, 0
-        return file, offset
-
-    def _verify(self, tree: Tree, part: str, *, number: int) -> None:
-        one = self.manifest.files[number]
-        with tree.open(part) as file:
-            right = sha256_of(file) == one.sha256
-            os.utime(file.fileno(), ns=(one.mtime_ns, one.mtime_ns))
-            os.fsync(file.fileno())
-        if not right:
-            tree.remove(part)
-            raise HTTPException(409, f"{one.path} has another checksum than in the manifest: it is sent again.")
-        tree.move(part, f"{self.folder}/run/{one.path}")
+def _keep(tree: Tree, part: str, to: str, one: ManifestFile) -> None:
+    """Make a file of the run of what has come, when it is the manifest's."""
+    with tree.open(part) as file:
+        right = sha256_of(file) == one.sha256
+        os.utime(file.fileno(), ns=(one.mtime_ns, one.mtime_ns))
+        os.fsync(file.fileno())
+    if not right:
+        tree.remove(part)
+        raise HTTPException(409, f"{one.path} has another checksum than in the manifest: it is sent again.")
+    tree.move(part, to)
 
 
 def _size(tree: Tree, path: str) -> int:
     """The size of a regular file; -1 where there is none."""
-    try:
-        found = tree.stat(path)
-    except OSError:
-        return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+    return tree.stat(path).st_size if tree.has_file(path) else -1
 
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What the disk refuses, as an answer; what was written before stays, and the upload continues there."""
+    """What is no manifest, and what the disk refuses, as an answer; what was written before stays."""
     try:
         yield
+    except ValidationError as error:
+        raise HTTPException(422, first_message(error)) from error
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise HTTPException(507, "The disk of the reports is full: remove old runs there.") from error
         raise HTTPException(503, f"The upload cannot be written: {error.strerror}.", {"retry-after": "5"}) from error

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from validator.pipeline.manifest import Receipt
 from validator.service.access import require, require_own_origin
 from validator.service.context import audit, number_of, service_of
-from validator.service.inbox import Inbox
-
-_PIECE = 256 << 10
-"""Bytes that are written at a time, and of each request in memory."""
-
-Answer = TypeVar("Answer")
 
 
 async def begin_push(request: Request) -> Response:
     """Begin or continue an upload by its manifest; the answer says where it continues, or that the run is stored."""
-    visitor = require(request, "push")
+    visitor, inbox = require(request, "push"), service_of(request).inbox
     require_own_origin(request)
-    inbox = service_of(request).inbox
     with inbox.request():
-        data = await request.body()
-        receipt = await _in_thread(inbox, inbox.begin, data, visitor.name)
+        receipt = await _in_thread(request, inbox.begin, await request.body(), visitor.name)
     if receipt.stored:
         audit(request, "push", receipt.run)
     return JSONResponse(receipt.model_dump())
@@ -39,27 +32,15 @@ async def continue_push(request: Request) -> Response:
     require_own_origin(request)
     inbox, file = service_of(request).inbox, number_of(request, "file")
     offset = number_of(request, "at")
+    data = bytearray()
     with inbox.request():
-        upload = await _in_thread(inbox, inbox.opened, str(request.path_params["upload"]))
-        receipt = upload.receipt(file, offset)
-        async for data in _pieces(request):
-            receipt = await _in_thread(inbox, inbox.add, upload, receipt.file, receipt.offset, data)
-        return JSONResponse(receipt.model_dump())
+        with suppress(ClientDisconnect, HTTPException):  # of a request that breaks, what had come is kept
+            async for piece in request.stream():
+                data += piece
+        receipt = await _in_thread(request, inbox.add, str(request.path_params["upload"]), file, offset, data)
+    return JSONResponse(receipt.model_dump())
 
 
-async def _in_thread(inbox: Inbox, function: Callable[..., Answer], *values: object) -> Answer:
-    return await asyncio.get_running_loop().run_in_executor(inbox.threads, function, *values)
-
-
-async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """The body in pieces; the last is what had come when it ended, also by a break, for the upload continues there."""
-    pending = bytearray()
-    try:
-        async for data in request.stream():
-            pending += data
-            if len(pending) >= _PIECE:
-                yield bytes(pending)
-                pending.clear()
-    except (ClientDisconnect, HTTPException):  # of the latter the time and the size of a request
-        pass
-    yield bytes(pending)
+async def _in_thread(request: Request, function: Callable[..., Receipt], *values: object) -> Receipt:
+    threads = service_of(request).inbox.threads
+    return await asyncio.get_running_loop().run_in_executor(threads, function, *values)

@@ -38,7 +38,7 @@ def make_ended(parent: Path, *, files: dict[str, bytes] | None = None, decision:
     header = json.loads((folder.root / "run.json").read_text(encoding="utf-8"))
     (folder.root / "run.json").write_text(json.dumps({**header, "host": "gpu7"}), encoding="utf-8")
     result = json.loads(_go_result())
-    result |= {"run_id": folder.header.run_id, "decision": decision}
+    result |= {"run_id": folder.header.run_id, "started": folder.header.started, "decision": decision}
     (folder.root / "result.json").write_text(json.dumps(result), encoding="utf-8")
     for path, data in (files or {}).items():
         (folder.root / path).parent.mkdir(parents=True, exist_ok=True)

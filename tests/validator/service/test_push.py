@@ -26,7 +26,7 @@ from validator.errors import FolderError, Unable, UserError
 from validator.history.read import read_entry
 from validator.history.store import is_run
 from validator.pipeline import push as sending
-from validator.pipeline.manifest import Manifest, manifest_of
+from validator.pipeline.manifest import Manifest, Receipt, manifest_of
 from validator.pipeline.push import Destination, PushRefused, push
 from validator.runs.folder import RunFolder, last_go, this_runner
 from validator.runs.journal import read
@@ -319,7 +319,7 @@ def test_a_run_that_is_there_already(tmp_path: Path, run: Path) -> None:
     (there / ".pinned").touch()
     before = content_of(there)
     assert asking.post("/api/v1/push", json=manifest_json(run)).json()["stored"], "the same content"
-    for path, why in (("report.md", "number of files"), ("result.json", "size of result.json")):
+    for path, why in (("report.md", "files or their sizes"), ("result.json", "files or their sizes")):
         with (run / path).open("a") as file:
             file.write(" ")
         refused = asking.post("/api/v1/push", json=manifest_json(run))
@@ -331,21 +331,65 @@ def test_a_run_that_is_there_already(tmp_path: Path, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "text"),
+    ("path", "text", "why"),
     [
-        ("result.json", '{"run_id": "%s", "decision": "IN_PROGRESS"}'),
-        ("result.json", "[]"),
-        ("result.json", "[" * 10_000),
-        ("run.json", '{"run_id": "20260101T000000Z-other"}'),
-        ("run.json", "[]"),
+        ("result.json", "[]", "are not those of"),
+        ("result.json", "[" * 10_000, "are not those of"),
+        ("run.json", '{"run_id": "20260101T000000Z-other"}', "are not those of"),
+        ("run.json", "[]", "are not those of"),
     ],
 )
-def test_what_is_no_run_with_a_decision_is_not_stored(tmp_path: Path, run: Path, path: str, text: str) -> None:
-    (run / path).write_text(text.replace("%s", run.name))
+def test_what_is_no_run_is_not_stored(tmp_path: Path, run: Path, path: str, text: str, why: str) -> None:
+    (run / path).write_text(text)
+    require_refused(tmp_path, run, why)
+
+
+def claiming(run: Path, name: str = "", **claims: Any) -> Path:
+    """The run with other values in its run.json and result.json, and with another name."""
+    made = run.rename(run.with_name(name or run.name))
+    for path in ("run.json", "result.json"):
+        found = {**json.loads((made / path).read_text()), "run_id": made.name, **claims}
+        (made / path).write_text(json.dumps(found))
+    return made
+
+
+def require_refused(tmp_path: Path, run: Path, why: str) -> None:
     answer = hand_in(client(tmp_path / "reports"), run)
-    assert (answer.status_code, "with a decision" in answer.text) == (422, True)
+    assert (answer.status_code, why in answer.json()["error"]) == (422, True), answer.text
     assert [one.name for one in (tmp_path / "reports").iterdir()] == [".push"]
     assert list((tmp_path / "reports" / ".push").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "claims", "why"),
+    [
+        ("", {"decision": "IN_PROGRESS"}, "no decision"),
+        ("", {"started": "2025-01-01T00:00:00.000Z"}, "another time than by its name"),
+        ("20250101T000000Z-a-b", {"started": "20250101T000000Z"}, "another time"),  # which would be sorted as later
+        ("20250101T000000Z-a-b", {"started": "2025-01-01T14:00:00+14:00"}, "another time"),
+        ("20259901T000000Z-a-b", {"started": "x"}, "another time"),
+        ("20990101T000000Z-a-b", {"started": "2099-01-01T00:00:00.123Z"}, "in the future"),
+    ],
+)
+def test_a_run_cannot_be_later_than_it_is(
+    tmp_path: Path, run: Path, name: str, claims: dict[str, Any], why: str
+) -> None:
+    """It would be the latest for long, and hide the decisions that are made meanwhile."""
+    require_refused(tmp_path, claiming(run, name, **claims), why)
+
+
+def test_run_and_result_start_at_one_time(tmp_path: Path, run: Path) -> None:
+    header = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**header, "started": "2025-01-01T00:00:00.000Z"}))
+    require_refused(tmp_path, run, "another time than by its name")
+
+
+def test_a_run_is_of_no_host_that_the_service_is_on(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hide the decisions of this machine."""
+    entry = read_entry(run)
+    assert entry is not None
+    monkeypatch.setattr(inbox, "gethostname", lambda: entry.host)
+    require_refused(tmp_path, run, f"says that it is of {entry.host}, the host of the service")
 
 
 def test_an_upload_that_nobody_continues_is_removed(tmp_path: Path, run: Path) -> None:
@@ -457,9 +501,9 @@ def test_bytes_that_are_damaged_on_the_way_are_sent_again(
 ) -> None:
     run, chunk, sent = make_ended(tmp_path / "here", files=files_of(1, 3 << 20)), sending._Sending._chunk, list[int]()
 
-    def damage(self: sending._Sending, length: int) -> Iterator[bytes]:
+    def damage(self: sending._Sending, at: Receipt, length: int) -> Iterator[bytes]:
         sent.append(length)
-        for data in chunk(self, length):
+        for data in chunk(self, at, length):
             yield data if len(sent) > damaged else bytes([data[0] ^ 1]) + data[1:]
 
     monkeypatch.setattr(sending._Sending, "_chunk", damage)
