@@ -103,35 +103,34 @@ class RunQueue:
     def entries(self) -> tuple[QueueEntry, ...]:
         """All entries as they are now, in the order in which they were asked for."""
         with self._changing() as entries:
-            return tuple(entries)
+            return tuple(entries.values())
 
     def add(self, entry: QueueEntry) -> None:
         """Put an entry at the end, unless it is there already. Raises Unable when too many wait."""
         with self._changing() as entries:
-            if sum(one.state == "waiting" for one in entries) >= _MOST_WAITING:
+            if sum(one.state == "waiting" for one in entries.values()) >= _MOST_WAITING:
                 raise Unable(f"{_MOST_WAITING} validations wait already; cancel some")
-            if all(one.id != entry.id for one in entries):
-                entries.append(entry)
+            entries.setdefault(entry.id, entry)
 
     def cancel(self, entry_id: str, *, note: str) -> None:
         """Take an entry out that waits, with the reason. Raises Unable for any other."""
         with self._changing() as entries:
-            at = _waiting(entries, entry_id)
-            if at is None:
+            one = entries.get(entry_id)
+            if one is None or one.state != "waiting":
                 raise Unable("no such validation waits any more; one that runs is stopped on its page")
-            entries[at] = entries[at].but(state="ended", note=note)
+            entries[entry_id] = one.but(state="ended", note=note)
 
     def claim(self, entry_id: str) -> QueueEntry | None:
         """Make this process the runner of an entry that waits, and return it; None where it may not be started."""
         with self._changing() as entries:
-            at = _waiting(entries, entry_id)
-            if at is None or any(one.state == "running" for one in entries):
+            one = entries.get(entry_id)
+            if one is None or one.state != "waiting" or any(other.state == "running" for other in entries.values()):
                 return None
-            if hashlib.sha256(Path(entries[at].path).read_bytes()).hexdigest() != entries[at].sha256:
-                entries[at] = entries[at].but(state="ended", note="the runbook was edited after its check; ask again")
+            if hashlib.sha256(Path(one.path).read_bytes()).hexdigest() != one.sha256:
+                entries[entry_id] = one.but(state="ended", note="the runbook was edited after its check; ask again")
                 return None
-            entries[at] = entries[at].but(state="running", runner=this_runner(), started=iso_now("seconds"))
-            return entries[at]
+            entries[entry_id] = one.but(state="running", runner=this_runner(), started=iso_now("seconds"))
+            return entries[entry_id]
 
     def blocked(self, entry: QueueEntry) -> str:
         """Who has what an entry needs of the machine, as a sentence; empty where it is free."""
@@ -168,13 +167,13 @@ class RunQueue:
         if entry.state != "running" or entry.runner is None:
             return entry
         alive = entry.runner.alive()  # asked first: what it wrote before it ended is there then
-        found = entry if entry.folder else entry.but(folder=_folder_of(entry, entry.runner))
+        folder = entry.folder or _folder_of(entry, entry.runner)
         if alive:
-            return found
-        if found.folder:
-            result = read_entry(Path(entry.out) / found.folder)
-            decided = result is not None and result.decision != "IN_PROGRESS"
-            return found.but(state="ended", note=result.decision if result and decided else "its runner was killed")
+            return entry.but(folder=folder)
+        if folder:
+            result = read_entry(Path(entry.out) / folder)
+            note = result.decision if result and result.decision != "IN_PROGRESS" else "its runner was killed"
+            return entry.but(folder=folder, state="ended", note=note)
         said = self._log(entry).read_text("utf-8", "replace") if self._log(entry).exists() else ""
         if IN_USE in said:  # another was quicker to take the machine
             return entry.but(state="waiting", runner=None, started="")
@@ -184,30 +183,26 @@ class RunQueue:
         return self._path.with_name(f"{self._path.stem}.{entry.id}.log")
 
     @contextmanager
-    def _changing(self) -> Iterator[list[QueueEntry]]:
-        """The entries under the lock; what the block makes of them is written, without the oldest that have ended."""
+    def _changing(self) -> Iterator[dict[str, QueueEntry]]:
+        """The entries by id, under the lock; what the block makes of them is written, without the oldest ended ones."""
         try:
             with self._path.with_suffix(".lock").open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 stored = self._path.read_bytes() if self._path.exists() else b"{}"
                 before = _QueueFile.model_validate(parse_json(stored)).entries
-                entries = [self._settled(one) for one in before]
+                entries = {one.id: self._settled(one) for one in before}
                 yield entries
-                gone = [one for one in entries if one.state == "ended"][:-_MOST_ENDED]
-                left = tuple(one for one in entries if one not in gone)
+                for one in [one for one in entries.values() if one.state == "ended"][:-_MOST_ENDED]:
+                    del entries[one.id]
+                    self._log(one).unlink(missing_ok=True)
+                left = tuple(entries.values())
                 if left != before:
                     with replacing(self._path, mode=0o600) as file:
                         file.write(_QueueFile(entries=left).model_dump_json(indent=1).encode())
-                    for one in gone:
-                        self._log(one).unlink(missing_ok=True)
         except ValueError as error:
             raise Unable(f"the queue {self._path} is damaged; move it away, which loses its entries") from error
         except OSError as error:
             raise Unable(f"the queue {self._path} cannot be written: {error.strerror or error}") from error
-
-
-def _waiting(entries: list[QueueEntry], entry_id: str) -> int | None:
-    return next((at for at, one in enumerate(entries) if (one.id, one.state) == (entry_id, "waiting")), None)
 
 
 def _folder_of(entry: QueueEntry, runner: Runner) -> str:
@@ -217,9 +212,8 @@ def _folder_of(entry: QueueEntry, runner: Runner) -> str:
         if path.name >= since:
             with suppress(Exception):  # a folder that others wrote must not stop the queue
                 made = RunFolder.open(path).header
-                if (made.pid, made.host) == (runner.pid, runner.host) and abs(
-                    made.pid_created - runner.pid_created
-                ) < 1:
+                same = (made.pid, made.host) == (runner.pid, runner.host)
+                if same and abs(made.pid_created - runner.pid_created) < 1:
                     return path.name
     return ""
 

@@ -21,7 +21,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from validator.errors import ExitCode, Unable
-from validator.kinds.registry import load
+from validator.kinds.registry import arms_of, load
+from validator.model.settings import repeats_of
+from validator.model.training_phases import TrainingPhase
 from validator.model.units import Frozen
 from validator.nightly.settings import new_job
 from validator.pipeline.session import require_hardware, require_start
@@ -41,6 +43,7 @@ from validator.text import one_line
 from validator.times import iso_now
 
 _MAX_FIELDS, _MAX_VALUE = 1000, 100
+_MAX_RUNS = 1000
 _WIDTH = 110
 
 
@@ -76,9 +79,16 @@ def _wanted(request: Request, name: str, values: Mapping[str, str]) -> WantedRun
             raise HTTPException(400, f"{path} must be a text of at most {_MAX_VALUE} characters.")
     wanted = WantedRun(info, settings, values, None, ())
     try:
-        return wanted._replace(loaded=load(info.path, overrides=wanted.overrides))
+        loaded = load(info.path, overrides=wanted.overrides)
     except RunbookError as error:
         return wanted._replace(problems=error.problems)
+    runbook, training = loaded.runbook, [one for one in loaded.runbook.phases if isinstance(one, TrainingPhase)]
+    runs = sum(repeats_of(runbook, phase) * len(arms_of(phase)) for phase in training)
+    if runs > _MAX_RUNS:  # whose plan would keep the server from all else
+        fix = f"lower repeats to {_MAX_RUNS} runs or less, or start it by `validator run`"
+        problem = Problem(str(info.path), None, None, f"its phases have {runs} runs with these repeats", fix)
+        return wanted._replace(problems=(problem,))
+    return wanted._replace(loaded=loaded)
 
 
 def _require_machine(loaded: LoadedRunbook) -> None:
@@ -201,12 +211,9 @@ async def enqueue(request: Request) -> Response:
         given = QueueRequest.model_validate_json(await request.body())
     except ValidationError as error:
         raise HTTPException(400, str(error)) from error
-    return await run_in_threadpool(_enqueued, request, given)
-
-
-def _enqueued(request: Request, given: QueueRequest) -> Response:
     values = {path: one if isinstance(one, str) else json.dumps(one) for path, one in given.set.items()}
-    entry = _enqueue(request, _wanted(request, given.runbook, values), secrets.token_hex(16))
+    wanted = await run_in_threadpool(_wanted, request, given.runbook, values)
+    entry = await run_in_threadpool(_enqueue, request, wanted, secrets.token_hex(16))
     return JSONResponse(entry.model_dump(mode="json"), 201)
 
 

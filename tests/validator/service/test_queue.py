@@ -101,7 +101,8 @@ def test_a_start_that_another_was_quicker_than_waits_again(home: Path, queue: Ru
         log = home / f"index.{os.uname().nodename}.queue.{entry(home, number).id}.log"
         log.write_text(text, encoding="utf-8")
     with queue._changing() as entries:
-        entries[:] = [one.but(state="running", runner=GONE, started=one.asked) for one in entries]
+        for name, one in entries.items():
+            entries[name] = one.but(state="running", runner=GONE, started=one.asked)
     found = queue.entries()
     assert [one.state for one in found] == ["waiting", "ended", "ended"]
     assert found[1].note == "no GPU\\nAPI_TOKEN=[redacted]"

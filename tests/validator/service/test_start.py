@@ -13,6 +13,7 @@ from tests.validator.service.serving import client, form_key
 from validator.model.schemas import SCHEMAS
 from validator.nightly.settings import load, names
 from validator.runbook.offered import offered_settings
+from validator.service import start
 from validator.service.tokens import Tokens
 
 RUNBOOK = """
@@ -108,6 +109,24 @@ def test_check_and_plan_are_shown_first_and_a_wrong_value_beside_its_field(askin
     assert asking.get("/api/v1/queue").json() == {"queue": []}
     edited = asking.post("/start/waits", data={**hidden(shown), "do": "edit"}).text
     assert 'name="defaults.timeout" value="5m"' in edited
+
+
+def test_a_plan_of_too_many_runs_is_not_made(home: Path, asking: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of 100,000 repeats takes minutes, in which the server answers nobody else."""
+    phase = "kind: sweep, steps: 100, over: {env.A: [1, 2]}, choose: {highest: toks_per_s.mean}"
+    trainer = '{command: [train.py], args: {steps: "{steps}", out: "{out}"}, metrics: {csv: training.csv}}'
+    head = f"schema: 1\nname: many\ntrainer: {trainer}\ndefaults: {{nproc: 0}}\nphases:\n"
+    text = f"{head}  - {{id: p1, {phase}}}\n  - {{id: p2, {phase}}}\n"
+    (home / "books" / "many.yaml").write_text(text, encoding="utf-8")
+    assert "Start it when" in planned(asking, "many", **{"defaults.repeats": "250"})
+    monkeypatch.setattr(start, "first_plan", None)
+    for repeats, runs in ((251, 1004), (10**9, 4 * 10**9)):
+        shown = planned(asking, "many", **{"defaults.repeats": str(repeats)})
+        assert f"its phases have {runs} runs with these repeats" in shown
+        answer = asking.post("/api/v1/queue", json={"runbook": "many", "set": {"defaults.repeats": repeats}})
+        assert (answer.status_code, f"{runs} runs" in answer.json()["error"]) == (400, True)
+    one = planned(asking, "many", **{"phases.p1.repeats": "501"})
+    assert "1004 runs" in one
 
 
 @pytest.mark.parametrize(
