@@ -82,7 +82,7 @@ class Manifest(Frozen):
     def difference(self, root: Path) -> str | None:
         """By what a run folder differs from this one; None where all files are the same. Only own files are named."""
         with Tree(root, follow=False) as tree:
-            if {one.path: one.bytes for one in _entries(tree, "file")} != {one.path: one.bytes for one in self.files}:
+            if {one.path: one.bytes for one in _of_kind(tree, "file")} != {one.path: one.bytes for one in self.files}:
                 return "files or their sizes"
             return next((f"checksum of {one.path}" for one in self.files if _sum(tree, one.path) != one.sha256), None)
 
@@ -107,17 +107,17 @@ def manifest_of(root: Path, run: str) -> tuple[Manifest, int]:
     with Tree(root) as tree:
         files = [
             {"path": one.path, "bytes": one.bytes, "mtime_ns": one.mtime_ns, "sha256": _NO_SUM}
-            for one in _entries(tree, "file")
+            for one in _of_kind(tree, "file")
         ]
         try:
             made = Manifest.model_validate({"run": run, "files": files})  # the limits, before everything is read
         except ValidationError as error:
             raise FolderError(f"{root} cannot be pushed: {first_message(error)}") from None
         summed = tuple(one.model_copy(update={"sha256": _sum(tree, one.path)}) for one in made.files)
-        return made.model_copy(update={"files": summed}), len(_entries(tree, "link", "other"))
+        return made.model_copy(update={"files": summed}), len(_of_kind(tree, "link", "other"))
 
 
-def _entries(tree: Tree, *kinds: EntryKind) -> list[TreeEntry]:
+def _of_kind(tree: Tree, *kinds: EntryKind) -> list[TreeEntry]:
     return [entry for entry in tree.walk() if entry.kind in kinds and entry.path not in _OWN]
 
 
@@ -145,7 +145,7 @@ def decided_run(root: Path, run: str) -> HistoryEntry:
     if times != (run[:16], entry.started[:19]) or header.get("started") != entry.started:
         raise FolderError(f"{run} started by its run.json and result.json at another time than by its name")
     if moment is not None and moment - utc_now() > _AHEAD:
-        raise FolderError(f"{run} lies in the future by the clock of this machine; set the clocks of both")
+        raise FolderError(f"{run} lies in the future of this machine; set the clocks of both")
     return entry
 
 

@@ -200,7 +200,8 @@ class _Sending:
         self.asked, self.found = last is None or last.file >= len(files), None
         try:
             if last is None or self.asked:
-                self.found = self._ask("POST", "", self._manifest.model_dump_json().encode())
+                text = self._manifest.model_dump_json().encode()
+                self.found = self._ask("POST", "", text, len(text))
             else:
                 part = sum(one.bytes for one in files[last.file : last.file + _CHUNK_FILES])
                 length = min(CHUNK, part - last.offset)
@@ -213,10 +214,10 @@ class _Sending:
             return clean(str(error) or type(error).__name__, limit=300)
         return ""
 
-    def _ask(self, method: str, path: str, body: bytes | Iterator[bytes], length: int | None = None) -> Receipt:
-        headers = {"content-type": "application/json" if length is None else "application/octet-stream"}
+    def _ask(self, method: str, path: str, body: bytes | Iterator[bytes], length: int) -> Receipt:
+        kind = "application/json" if method == "POST" else "application/octet-stream"
+        headers = {"content-type": kind, "content-length": str(length)}
         headers |= {"authorization": f"Bearer {self._to.token}"} if self._to.token else {}
-        headers |= {} if length is None else {"content-length": str(length)}
         if self._connection.sock is None:
             self._connection.connect()
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it had read all

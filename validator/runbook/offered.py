@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin
 
-from validator.model.parts import Choose, Defaults, Watchdog
+from validator.model.parts import Defaults
 from validator.runbook.document import Path as Steps
 from validator.runbook.document import YamlNode, node_at, parse
 from validator.runbook.overrides import bare_type, model_at, spell
@@ -18,7 +18,7 @@ from validator.runbook.reference import default_text, type_name, yaml_text
 
 _TYPES = ("whole number", "number", "duration", "size", "true or false")
 _SECTIONS: tuple[Steps, ...] = (("hardware",), ("defaults",), ("defaults", "watchdog"))
-_WITHIN_PHASES = {"watchdog": Watchdog, "choose": Choose}
+_WITHIN_PHASES = ("watchdog", "choose")
 """Sections of a phase, offered where it has them: one that is added would replace all of the defaults'."""
 
 _ASKING = ("required", "observe", "allow_skipped")
@@ -42,18 +42,16 @@ def offered_settings(file: Path) -> Iterator[OfferedSetting]:
     with suppress(OSError):
         root, _ = parse(file.read_text(encoding="utf-8", errors="replace"), file=str(file))
         if root is not None:
-            yield from _offered(root)
+            for section in _sections(root):
+                yield from _of_section(root, section)
 
 
-def _offered(root: YamlNode) -> Iterator[OfferedSetting]:
-    for section in _SECTIONS:
-        yield from _of_section(root, section)
+def _sections(root: YamlNode) -> Iterator[Steps]:
+    yield from _SECTIONS
     phases = node_at(root, ("phases",))
     for number in range(len(phases.value) if phases is not None and isinstance(phases.value, list) else 0):
-        yield from _of_section(root, ("phases", number))
-        for name in _WITHIN_PHASES:
-            if node_at(root, ("phases", number, name)) is not None:
-                yield from _of_section(root, ("phases", number, name))
+        within = [("phases", number, name) for name in _WITHIN_PHASES]
+        yield from (("phases", number), *(section for section in within if node_at(root, section) is not None))
 
 
 def _of_section(root: YamlNode, section: Steps) -> Iterator[OfferedSetting]:

@@ -114,7 +114,7 @@ class Inbox:
                 rest, offset = rest[len(piece) :], offset + len(piece)
                 if offset < one.bytes:
                     break
-                _keep(tree, part, f"{folder}/run/{one.path}", one)
+                _verify(tree, part, f"{folder}/run/{one.path}", one)
                 file, offset = file + 1, 0
         return Receipt(run=manifest.run, upload=name, stored=False, file=file, offset=offset)
 
@@ -156,7 +156,7 @@ class Inbox:
         return left
 
 
-def _keep(tree: Tree, part: str, to: str, one: ManifestFile) -> None:
+def _verify(tree: Tree, part: str, to: str, one: ManifestFile) -> None:
     """Make a file of the run of what has come, when it is the manifest's."""
     with tree.open(part) as file:
         right = sha256_of(file) == one.sha256

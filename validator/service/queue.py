@@ -7,7 +7,6 @@ becomes `validator run`: so an entry is started once, whichever server is killed
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -25,7 +24,7 @@ from pydantic import Field
 
 from validator.documents import parse_json
 from validator.errors import Unable
-from validator.files import replacing
+from validator.files import Tree, replacing
 from validator.history.read import read_entry
 from validator.model.units import Frozen
 from validator.runs.folder import RunFolder, Runner, this_runner
@@ -186,9 +185,8 @@ class RunQueue:
     def _changing(self) -> Iterator[dict[str, QueueEntry]]:
         """The entries by id, under the lock; what the block makes of them is written, without the oldest ended ones."""
         try:
-            with self._path.with_suffix(".lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                stored = self._path.read_bytes() if self._path.exists() else b"{}"
+            with Tree(self._path.parent) as tree, tree.locked(self._path.with_suffix(".lock").name):
+                stored = tree.read(self._path.name) if self._path.exists() else b"{}"
                 before = _QueueFile.model_validate(parse_json(stored)).entries
                 entries = {one.id: self._settled(one) for one in before}
                 yield entries

@@ -56,11 +56,6 @@ class WantedRun(NamedTuple):
     loaded: LoadedRunbook | None
     problems: tuple[Problem, ...]
 
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """The values as `--set` takes them."""
-        return tuple(f"{path}={value}" for path, value in self.values.items())
-
 
 def _wanted(request: Request, name: str, values: Mapping[str, str]) -> WantedRun:
     """What is asked for, checked as `validator check` does.
@@ -79,7 +74,7 @@ def _wanted(request: Request, name: str, values: Mapping[str, str]) -> WantedRun
             raise HTTPException(400, f"{path} must be a text of at most {_MAX_VALUE} characters.")
     wanted = WantedRun(info, settings, values, None, ())
     try:
-        loaded = load(info.path, overrides=wanted.overrides)
+        loaded = load(info.path, overrides=[f"{path}={value}" for path, value in values.items()])
     except RunbookError as error:
         return wanted._replace(problems=error.problems)
     runbook, training = loaded.runbook, [one for one in loaded.runbook.phases if isinstance(one, TrainingPhase)]
@@ -109,7 +104,7 @@ def _enqueue(request: Request, wanted: WantedRun, entry_id: str) -> QueueEntry:
         runbook=wanted.info.name,
         path=str(wanted.info.path.resolve()),
         sha256=wanted.loaded.sha256,
-        overrides=wanted.overrides,
+        overrides=tuple(wanted.loaded.overrides),
         out=str(service.index.reports),
         cwd=str(Path.cwd()),
         locks=lock_names(runbook.hardware.gpus) if runbook.cluster is None else (),
@@ -150,7 +145,7 @@ def send_form(request: Request, form: Mapping[str, str]) -> Response:
     if shown and do == "schedule":
         name, at, days = form.get("job", ""), form.get("at", ""), days_of(form)
         path, out = str(wanted.info.path.resolve()), str(service_of(request).index.reports)
-        job = new_job(name=name, at=at, days=days, runbook=path, overrides=wanted.overrides, out=out)
+        job = new_job(name=name, at=at, days=days, runbook=path, overrides=tuple(wanted.loaded.overrides), out=out)
         return add_schedule(request, job)
     return _show_plan(request, wanted, wanted.loaded)
 
