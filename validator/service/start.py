@@ -72,18 +72,22 @@ def _wanted(request: Request, name: str, values: Mapping[str, str]) -> WantedRun
             raise HTTPException(400, f"{one_line(path, limit=100)} cannot be set here.")
         if len(value) > _MAX_VALUE or not value.isprintable():
             raise HTTPException(400, f"{path} must be a text of at most {_MAX_VALUE} characters.")
-    wanted = WantedRun(info, settings, values, None, ())
     try:
         loaded = load(info.path, overrides=[f"{path}={value}" for path, value in values.items()])
+        _require_few_runs(loaded)
     except RunbookError as error:
-        return wanted._replace(problems=error.problems)
-    runbook, training = loaded.runbook, [one for one in loaded.runbook.phases if isinstance(one, TrainingPhase)]
-    runs = sum(repeats_of(runbook, phase) * len(arms_of(phase)) for phase in training)
-    if runs > _MAX_RUNS:  # whose plan would keep the server from all else
+        return WantedRun(info, settings, values, None, error.problems)
+    return WantedRun(info, settings, values, loaded, ())
+
+
+def _require_few_runs(loaded: LoadedRunbook) -> None:
+    """Raises RunbookError for so many runs that their plan would keep the server from all else."""
+    training = [one for one in loaded.runbook.phases if isinstance(one, TrainingPhase)]
+    runs = sum(repeats_of(loaded.runbook, phase) * len(arms_of(phase)) for phase in training)
+    if runs > _MAX_RUNS:
         fix = f"lower repeats to {_MAX_RUNS} runs or less, or start it by `validator run`"
-        problem = Problem(str(info.path), None, None, f"its phases have {runs} runs with these repeats", fix)
-        return wanted._replace(problems=(problem,))
-    return wanted._replace(loaded=loaded)
+        problem = Problem(str(loaded.path), None, None, f"its phases have {runs} runs with these repeats", fix)
+        raise RunbookError([problem])
 
 
 def _require_machine(loaded: LoadedRunbook) -> None:
@@ -104,7 +108,7 @@ def _enqueue(request: Request, wanted: WantedRun, entry_id: str) -> QueueEntry:
         runbook=wanted.info.name,
         path=str(wanted.info.path.resolve()),
         sha256=wanted.loaded.sha256,
-        overrides=tuple(wanted.loaded.overrides),
+        overrides=wanted.loaded.overrides,
         out=str(service.index.reports),
         cwd=str(Path.cwd()),
         locks=lock_names(runbook.hardware.gpus) if runbook.cluster is None else (),
@@ -145,7 +149,7 @@ def send_form(request: Request, form: Mapping[str, str]) -> Response:
     if shown and do == "schedule":
         name, at, days = form.get("job", ""), form.get("at", ""), days_of(form)
         path, out = str(wanted.info.path.resolve()), str(service_of(request).index.reports)
-        job = new_job(name=name, at=at, days=days, runbook=path, overrides=tuple(wanted.loaded.overrides), out=out)
+        job = new_job(name=name, at=at, days=days, runbook=path, overrides=wanted.loaded.overrides, out=out)
         return add_schedule(request, job)
     return _show_plan(request, wanted, wanted.loaded)
 
