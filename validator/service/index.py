@@ -205,7 +205,7 @@ class RunIndex:
     def path_of(self, folder: str) -> Path | None:
         """The path of a folder that the index knows, and of no other: the only way from an address to a file."""
         with self._asked():
-            if not self._knows(folder) and "/" not in folder and is_run_folder(self.reports / folder):
+            if not self._knows(folder) and not {"/", "\0"} & {*folder} and is_run_folder(self.reports / folder):
                 self._looked = -math.inf  # the queue names a run as soon as it starts
                 self.refresh()
             return self.reports / folder if self._knows(folder) else None
