@@ -154,9 +154,9 @@ class LiveRuns:
                 self._seen, self._looked = tuple(seen), time.monotonic()
             return self._seen
 
-    def of(self, folder: str) -> Running | None:
+    def of(self, folder: str, *, fresh: bool = False) -> Running | None:
         """One of them by its folder; None where it has ended."""
-        return next((one for one in self.look() if one.folder == folder), None)
+        return next((one for one in self.look(fresh=fresh) if one.folder == folder), None)
 
     def log(self, folder: str, name: str) -> LogTail:
         """The end of a log of a folder's open run, of the first where there is none of this name."""

@@ -198,7 +198,7 @@ def ask_stop(request: Request) -> Response:
     require(request, "run")
     service = service_of(request)
     folder, how = service.folder(request.path_params["run"]), _HOW.get(request.query_params.get("how", "stop"), "stop")
-    running = service.live.of(folder.name)
+    running = service.live.of(folder.name, fresh=True)  # it may have started a moment ago
     if running is None or not running.working:
         raise HTTPException(409, "This validation is not running here any more.")
     return page(request, "stop", how=how, card=card(running))
