@@ -238,6 +238,9 @@ def _pushed_runs(work: Path, count: int) -> list[Path]:
         shutil.copytree(made, other)
         for path in (*other.glob("*.json"), *other.glob("*.jsonl")):
             path.write_text(path.read_text(encoding="utf-8").replace(made.name, other.name), encoding="utf-8")
+        result = json.loads((other / "result.json").read_text(encoding="utf-8"))
+        result["environment"]["host"] = "elsewhere"  # a service takes none of its own host
+        (other / "result.json").write_text(json.dumps(result), encoding="utf-8")
     return sorted(path for path in (work / "made").glob("*-0[0-9][0-9][0-9]") if path != made)
 
 
