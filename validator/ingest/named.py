@@ -100,7 +100,7 @@ def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: b
 
 
 def time_by_arrivals(state: ResultBuilder) -> None:
-    """The time of a step by the validator's own clock, where a reader's trainer reports none."""
+    """The time of a step by the validator's own clock, where the trainer reports none."""
     none = np.empty(0, np.int64), np.empty(0, np.float64)
     steps, seconds = max(state.evidence.arrivals.values(), key=lambda one: len(one[0]), default=none)
     source = state.read_log.sources.get(state.read_log.name(state.out / ARRIVALS_FILE))

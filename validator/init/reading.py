@@ -179,13 +179,18 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
 
 
 def printed_total(reading: TrialReading, out: Path) -> int | None:
-    """Steps of the whole run, where the trainer prints them behind most of its steps, as in 12/600; None elsewhere."""
+    """Steps of the whole run, where the trainer prints them behind most of its steps, as in 12/600; None elsewhere.
+
+    Behind the number of an epoch it is what that epoch has, unless a step is an epoch.
+    """
     steps = {int(step) for one in reading.series.values() for step in one.steps}
     seen: dict[int, set[int]] = {}
     for path in find_logs(out).printed:
         for _, text in log_lines(path):
-            for step, total in (map(int, found.groups()) for found in _OF_TOTAL.finditer(text[:_MAX_LINE])):
-                if step in steps and total >= max(steps):
+            for found in _OF_TOTAL.finditer(text[:_MAX_LINE]):
+                step, total = map(int, found.groups())
+                of_epoch = "epoch" in text[: found.start()].lower() and not reading.by_epochs
+                if step in steps and total >= max(steps) and not of_epoch:
                     seen.setdefault(total, set()).add(step)
     counts = Counter({total: len(shown) for total, shown in seen.items()})
     return next((total for total, count in counts.most_common(1) if 2 * count > len(steps)), None)

@@ -113,7 +113,8 @@ def test_no_bound_is_written_that_no_machine_was_seen_to_meet() -> None:
 @pytest.mark.parametrize(
     ("shown", "total"),
     [
-        ("epoch %d/30 loss 2.0", 30),
+        ("Epoch: [0][ %d/500] loss 2.0", None),
+        ("Epoch 0:  3%%|#  | %d/500 [00:01<00:20]", None),
         ("step %d of 600 | 0.4 s", 600),
         (" 3%%|#   | %d/75 [00:01<00:20,  1.2it/s]", 75),
         ("11/%d/2026 10:00 step loss", None),
@@ -122,7 +123,7 @@ def test_no_bound_is_written_that_no_machine_was_seen_to_meet() -> None:
     ],
 )
 def test_a_trainer_that_says_how_long_it_is_runs_no_longer(shown: str, total: int | None, tmp_path: Path) -> None:
-    """A healthy one that did 30 of its 30 epochs had not done 180 of 180 steps."""
+    """A healthy one that did its 75 steps had not done 180 of 180."""
     log = tmp_path / "logs" / "stdout.log"
     log.parent.mkdir()
     log.write_text("".join(shown % step + "\n" for step in range(1, 13)))
@@ -131,6 +132,14 @@ def test_a_trainer_that_says_how_long_it_is_runs_no_longer(shown: str, total: in
     assert lengths.baseline == min(1200, total or 1200)
     assert (lengths.soak is None) == (total is not None)
     assert lengths_of(replace(watched("t.py --max_iters 200", reading("loss")), total=75)).baseline == 200
+
+
+def test_the_number_of_epochs_is_a_length_where_a_step_is_an_epoch(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    log.write_text("".join(f"epoch {step}/30 loss 2.0\n" for step in range(1, 13)))
+    assert printed_total(reading("loss"), tmp_path) is None
+    assert printed_total(replace(reading("loss"), by_epochs=True), tmp_path) == 30
 
 
 def test_a_pace_that_only_validator_saw_leaves_room_for_the_trainers_own() -> None:
