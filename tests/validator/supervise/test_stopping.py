@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ def test_an_orphan_that_dropped_the_marker_is_ended_as_well(make_spec: Make, sup
 
 
 def test_helpers_that_end_by_themselves_are_not_counted(make_spec: Make, supervised: Run) -> None:
-    outcome = supervised(make_spec(_command("sleep 0.2 & exit 0"), launcher="exec"))
+    spec = make_spec(_command("sleep 0.1 & exit 0"), launcher="exec")
+    outcome = supervised(spec, grace=replace(SHORT, leftover_s=1.0))
     assert outcome.ok
     assert outcome.last.killed == ()
 
