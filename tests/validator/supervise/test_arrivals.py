@@ -118,7 +118,7 @@ def test_a_run_leaves_the_stamps_of_its_rows(
     make_spec: Callable[..., RunSpec], supervised: Callable[..., Outcome], run_dir: Path
 ) -> None:
     """Ten rows, 30 ms apart: the last one is stamped before logs are shortened and masked."""
-    spec = make_spec(programs.HEALTHY, steps=10, watchdog=watchdog())
+    spec = make_spec(programs.HEALTHY, steps=10, watchdog=watchdog(stall=20.0))
     assert supervised(spec, mask=lambda data: data.replace(b"progress", b"***")).ok
     lines: list[dict[str, Any]] = [
         json.loads(line) for line in (run_dir / spec.out / "arrivals.jsonl").read_text().splitlines()

@@ -49,7 +49,7 @@ def test_the_journal_tells_the_whole_run(make_spec: Make, supervised: Run, run_d
 
 def test_progress_is_told_while_it_runs(make_spec: Make, supervised: Run) -> None:
     seen: list[Progress] = []
-    outcome = supervised(make_spec(programs.HEALTHY, steps=10, watchdog=watchdog()), on_progress=seen.append)
+    outcome = supervised(make_spec(programs.HEALTHY, steps=10, watchdog=watchdog(stall=20.0)), on_progress=seen.append)
     assert outcome.ok
     last = seen[-1]
     assert (last.state, last.step, last.steps, last.loss) == ("ended", 10, 10, pytest.approx(0.3))
@@ -59,7 +59,7 @@ def test_progress_is_told_while_it_runs(make_spec: Make, supervised: Run) -> Non
 
 def test_an_exit_code_comes_with_the_step_and_the_last_words(make_spec: Make, supervised: Run) -> None:
     program = programs.TRAINER + "for s in range(1, 6): row(s)\nraise RuntimeError('out of cheese')\n"
-    outcome = supervised(make_spec(program, steps=10, watchdog=watchdog()))
+    outcome = supervised(make_spec(program, steps=10, watchdog=watchdog(stall=20.0)))
     assert (outcome.reason, outcome.rc) == ("exited", 1)
     assert outcome.last.detail == "exited with code 1 after 5 steps: last words: RuntimeError: out of cheese"
 

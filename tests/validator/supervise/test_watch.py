@@ -22,6 +22,8 @@ from validator.supervise.wait import CancelToken
 from validator.supervise.watch import WatchEvent, printed_to_log, watch
 
 LIMITS = watchdog(first_step=1.0, stall=0.4)
+PATIENT = watchdog(first_step=20.0, stall=20.0)
+"""Where no limit is to be reached: a busy machine may take a second to start or end a program."""
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def _codes(events: list[WatchEvent]) -> list[str]:
 
 def test_a_trainer_that_finishes(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
     _start(tmp_path, programs.HEALTHY + 'beat(10, "done")', trainer)
-    events = list(watch(tmp_path, interval_s=0.05, limits=LIMITS))
+    events = list(watch(tmp_path, interval_s=0.05, limits=PATIENT))
     assert _codes(events) == ["progress", "done"]
     assert events[-1].step == 10
     assert not (tmp_path / ".HALT").exists()
@@ -57,8 +59,7 @@ def test_a_trainer_that_finishes(tmp_path: Path, trainer: list[subprocess.Popen[
 def test_a_trainer_that_dies(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
     process = _start(tmp_path, programs.HEALTHY + "time.sleep(0.3); sys.exit(1)", trainer)
     threading.Thread(target=process.wait).start()
-    limits = watchdog(first_step=20.0, stall=20.0)  # a busy machine may take a second to start or end a program
-    assert _codes(list(watch(tmp_path, interval_s=0.05, limits=limits))) == ["progress", "gone"]
+    assert _codes(list(watch(tmp_path, interval_s=0.05, limits=PATIENT))) == ["progress", "gone"]
 
 
 def test_what_a_trainer_wrote_last_is_read_before_it_is_called_gone(
@@ -79,7 +80,7 @@ def test_what_a_trainer_wrote_last_is_read_before_it_is_called_gone(
         return records
 
     monkeypatch.setattr(RunFollower, "look", look)
-    assert _codes(list(watch(tmp_path, interval_s=0.05, limits=watchdog(first_step=20.0, stall=20.0))))[-1] == "done"
+    assert _codes(list(watch(tmp_path, interval_s=0.05, limits=PATIENT)))[-1] == "done"
 
 
 def test_a_stall_gets_stacks_and_a_halt(tmp_path: Path, trainer: list[subprocess.Popen[bytes]]) -> None:
@@ -163,7 +164,7 @@ def test_what_a_trainer_prints_is_watched_through_a_pipe_and_passed_on(pattern: 
         os.write(trainer, printed)
         os.close(trainer)
         metrics = TrainerMetrics(stdout=pattern)
-        events = list(watch(log, interval_s=0.05, halt=False, limits=LIMITS, metrics=metrics, ended=ended))
+        events = list(watch(log, interval_s=0.05, halt=False, limits=PATIENT, metrics=metrics, ended=ended))
     assert _codes(events) == ["progress", "gone"]
     assert [event.message for event in events][-2:] == [progress, "the trainer's output has ended"]
     assert os.read(out, 1 << 16) == printed
@@ -187,7 +188,7 @@ def test_a_nan_in_the_pipe_is_an_anomaly() -> None:
     os.close(trainer)
     with printed_to_log(source, None) as (log, ended):
         metrics = TrainerMetrics(stdout="step {step} loss {loss}")
-        events = list(watch(log, interval_s=0.05, halt=False, limits=LIMITS, metrics=metrics, ended=ended))
+        events = list(watch(log, interval_s=0.05, halt=False, limits=PATIENT, metrics=metrics, ended=ended))
     assert "nan_loss" in _codes(events)
     os.close(source)
 
