@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
             token=token,
             cancel=cancel,
             guardian=guardian,
-            grace=Grace(term_s=2.0, halt_s=0.5, leftover_s=0.5, kill_s=3.0, stacks_s=1.0),
+            grace=Grace(term_s=10.0, halt_s=0.5, leftover_s=0.5, kill_s=3.0, stacks_s=1.0),
         )
         outcome = supervise(spec, context)
     print(outcome.reason, outcome.rc, flush=True)

@@ -146,7 +146,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     runner.process.send_signal(signal.SIGINT)
     stdout, stderr = runner.process.communicate(timeout=20)
     assert stdout == "interrupted -9\n", stderr
-    assert time.monotonic() - began < 2.0  # less than the patience of term_s
+    assert time.monotonic() - began < 9.0  # less than the patience of term_s
     assert marked(runner.token) == []
 
 

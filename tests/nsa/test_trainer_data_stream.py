@@ -147,7 +147,7 @@ def test_a_stream_that_stays_away_ends_in_time_with_its_last_failure(prefetch: i
     began = time.monotonic()
     with pytest.raises(UnreachableError, match=r"the test's stream.*ConnectionError: refused"):
         source.next()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     source.close()
 
 
@@ -158,7 +158,7 @@ def test_a_stream_that_hangs_is_unreachable_not_slow() -> None:
         source.next()
     began = time.monotonic()
     source.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     never.set()
 
 

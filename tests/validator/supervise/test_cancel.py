@@ -32,7 +32,7 @@ def test_a_request_wakes_a_sleeper(token: CancelToken) -> None:
     timer.start()
     began = time.monotonic()
     assert token.wait(10)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     timer.join()
     token.close()
 
