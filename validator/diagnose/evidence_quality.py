@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
+from validator.ingest.text_logs import whole_name
 from validator.kinds.registry import kind_of
 from validator.model.readers import matcher
 from validator.model.result import Irregularity, LogHit, RankProgress, Series
@@ -162,7 +163,9 @@ def _relied_on(run: RunFacts, irregularity: Irregularity) -> bool:
     declared = {PurePosixPath(one).name for one in (metrics.csv, metrics.env, metrics.metrics) if one}
     before, _, after = PurePosixPath(metrics.heartbeat or "").name.partition("{rank}")
     beat = bool(metrics.heartbeat) and name.startswith(before) and name.endswith(after)
-    printed = metrics.reads_log and name in ("stdout.log", "stderr.log")
+    printed = metrics.reads_log and metrics.log is None and name in ("stdout.log", "stderr.log")
+    if metrics.log_below is not None:
+        printed = matcher(f"**/{metrics.log_below}").fullmatch(whole_name(irregularity.path)) is not None
     logged = any(
         matcher(f"**/{metrics.files.get(reader.name, files.glob)}").fullmatch(irregularity.path)
         for reader in metrics.readers

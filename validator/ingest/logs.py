@@ -39,13 +39,14 @@ _COLLECTIVE = re.compile(
 @dataclass(frozen=True)
 class LogFiles:
     """Logs of a run. `rank_out` and `rank_err` map ranks to files; `launcher` are the rest, `others` those of the nodes
-    beside the one with rank 0."""
+    beside the one with rank 0. `logged` are the parts of the text file that is read in place of what rank 0 prints."""
 
     rank_out: Mapping[int, Path]
     rank_err: Mapping[int, Path]
     rank_error: Mapping[int, Path]
     launcher: tuple[Path, ...]
     others: tuple[Path, ...] = ()
+    logged: tuple[Path, ...] = ()
 
     @property
     def main(self) -> Path | None:
@@ -67,7 +68,7 @@ class LogFiles:
         """Every log once, rank by rank, then the launcher's and those of other nodes."""
         ranks = sorted({*self.rank_out, *self.rank_err})
         files = [f for r in ranks for f in (self.rank_out.get(r), self.rank_err.get(r)) if f is not None]
-        return tuple(dict.fromkeys([*files, *self.launcher, *self.others]))[:MAX_FILES]
+        return tuple(dict.fromkeys([*files, *self.launcher, *self.logged, *self.others]))[:MAX_FILES]
 
 
 def find_logs(out: Path) -> LogFiles:
@@ -192,6 +193,16 @@ def _searched(path: Path, digest: Digest, pattern: str) -> Iterator[tuple[int, s
             yield numbered
 
 
+def _parts(paths: tuple[Path, ...], digest: Digest, pattern: str) -> Iterator[tuple[int, str]]:
+    """The lines of all parts of one log, numbered on; the digest is that of the last part."""
+    before = 0
+    for path in paths:
+        number = 0
+        for number, text in _searched(path, digest if path == paths[-1] else Digest(), pattern):
+            yield before + number, text
+        before += number
+
+
 def _usual_total(lines: Lines, pattern: LinePattern) -> float | None:
     """The `steps_total` of training, where a log holds several progress bars; None where the pattern has no such
     group."""
@@ -212,16 +223,18 @@ def series(
     *,
     longest: bool = False,
     arrivals: Mapping[str, Arrivals] = NO_ARRIVALS,
+    earlier: tuple[Path, ...] = (),
 ) -> StepTable | None:
     """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
 
     None when the log cannot be read. A pattern that never matches is an irregularity, not an error. With `longest` the
-    longest of several runs or stages counts, else the last. `arrivals` are the stamps of all files, by name.
+    longest of several runs or stages counts, else the last. `arrivals` are the stamps of all files, by name. `earlier`
+    are parts of the log before this one, whose lines come first.
     """
     digest, wanted = Digest(), line_pattern(pattern)
     try:
-        total = _usual_total(_searched(path, Digest(), pattern), wanted)
-        rows = PrintedRows(wanted, StepCounter(total)).read(_searched(path, digest, pattern))
+        total = _usual_total(_parts((*earlier, path), Digest(), pattern), wanted)
+        rows = PrintedRows(wanted, StepCounter(total)).read(_parts((*earlier, path), digest, pattern))
     except TooSlow as error:
         read_log.note("no-match", str(error), path)
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from validator.ingest import logs
@@ -10,6 +12,7 @@ from validator.ingest.readers import FoundFiles, find_files
 from validator.ingest.readers.read import read_files
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import StepTable
+from validator.ingest.text_logs import find_text_log
 from validator.model.catalogue import METRICS
 from validator.model.metrics import TrainerMetrics
 from validator.model.readers import READERS, ReaderName
@@ -30,22 +33,48 @@ def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
             tables += _read_two_streams(state, found, optional=bool(tables))
             tables.sort(key=lambda table: -len(table.columns["loss"][0]) if "loss" in table.columns else 0)
         elif reader.pattern is not None and not any("loss" in table.columns for table in tables):
-            texts = found.printed if state.texts is None else state.texts
-            if not texts:
-                state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
-                continue
-            printed = logs.series_in(
-                texts,
-                reader.pattern,
-                state.read_log,
-                longest=state.texts is not None,
-                arrivals=state.evidence.arrivals,
-            )
+            printed = printed_table(state, found, reader.pattern)
             tables += [printed] if printed is not None else []
         for table in tables:
             state.add_printed(table)
         if own is not None and reader.files_alone and not own.paths:
             _note_no_file(state, own)
+
+
+def printed_table(state: ResultBuilder, found: logs.LogFiles, pattern: str) -> StepTable | None:
+    """What a pattern finds in what rank 0 printed, or in the text log that the runbook names."""
+    longest, arrivals = state.texts is not None, state.evidence.arrivals
+    if found.logged:
+        *earlier, last = found.logged
+        state.check_age(last, "the log")
+        return logs.series(last, pattern, state.read_log, longest=longest, arrivals=arrivals, earlier=tuple(earlier))
+    texts = found.printed if state.texts is None else state.texts
+    if state.metrics.log is not None:
+        return None  # which is noted where it is looked for
+    if not texts:
+        state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
+        return None
+    return logs.series_in(texts, pattern, state.read_log, longest=longest, arrivals=arrivals)
+
+
+def with_text_log(state: ResultBuilder, found: logs.LogFiles) -> logs.LogFiles:
+    """The logs with the parts of the text log that the runbook names; that there is none, or several, is noted."""
+    glob = state.metrics.log_below
+    if glob is None:
+        return found
+    log = find_text_log(state.out, glob)
+    if log.others:
+        text = (
+            f"{' and '.join(log.others[:2])} are both {state.metrics.log}, and which is this run's log is unknown; "
+            "name it in log of trainer.metrics"
+        )
+        state.read_log.note("several-sources", text, state.out / log.others[0])
+    elif not log.parts:
+        text, where = f"no file {state.metrics.log} is below the run's output folder", state.out / glob
+        if glob != state.metrics.log:
+            text = f"nothing was added to {state.metrics.log} while the run lasted"
+        state.read_log.note("missing-file", f"{text}; name the trainer's log in log of trainer.metrics", where)
+    return replace(found, logged=tuple(state.out / part for part in log.parts))
 
 
 def read_known_files(state: ResultBuilder, found: logs.LogFiles) -> None:
@@ -86,7 +115,7 @@ def _note_no_file(state: ResultBuilder, found: FoundFiles) -> None:
 
 def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: bool) -> list[StepTable]:
     """The Trainer's bar and dictionaries; what is missing is no flaw where a file holds the same."""
-    texts = found.printed if state.texts is None else state.texts[:2]
+    texts = found.logged or (found.printed if state.texts is None else state.texts[:2])
     arrivals = state.evidence.arrivals
     tables = logs.two_streams(texts, state.read_log, optional=optional, arrivals=arrivals) if texts else []
     if not tables and not optional:

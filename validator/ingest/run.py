@@ -11,6 +11,7 @@ from validator.files import is_file, reading_below, stat_file
 from validator.ingest import logs
 from validator.ingest.accounts import scan
 from validator.ingest.counters import read_counters
+from validator.ingest.named import with_text_log
 from validator.ingest.nodes import read_nodes, slowest_group
 from validator.ingest.other_programs import log_folders, read_other_programs
 from validator.ingest.read_log import ReadLog, printable
@@ -73,6 +74,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
     nodes = state.evidence.nodes
     state.evidence.counted = tuple(_counted(log_folders(out, nodes, len(spec.groups)), state.read_log))
     if spec.trains:
+        found = with_text_log(state, found)
         read_training(state, found)
     else:
         state.evidence.other_programs = read_other_programs(out, nodes, len(spec.groups), state.read_log)
@@ -85,7 +87,9 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         state.evidence.log_contains = logs.find_texts(files, spec.log_contains, state.read_log)
     if spec.trains and not state.effective:
         names = given_numbers(spec.argv).keys()
-        state.evidence.stated = stated_settings(found.printed, names, state.evidence.places, state.read_log)
+        state.evidence.stated = stated_settings(
+            (*found.printed, *found.logged[:1]), names, state.evidence.places, state.read_log
+        )
     _read_trouble(state, found)
     return _result(state, found)
 
@@ -123,6 +127,7 @@ def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None) ->
         lenient=metrics is None,
         texts=logs.texts_of(path, found) if path.is_dir() else (path,),
     )
+    found = with_text_log(state, found) if path.is_dir() else found
     read_training(state, found)
     if path.is_dir() and is_file(path / "junit.xml"):
         state.read_tests()

@@ -12,7 +12,7 @@ from validator.ingest.at_steps import Asked, asked_of, cut_behind
 from validator.ingest.clock import ARRIVALS_FILE, jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
-from validator.ingest.named import read_known_files, read_named, time_by_arrivals
+from validator.ingest.named import printed_table, read_known_files, read_named, time_by_arrivals
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
@@ -117,17 +117,7 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
         if state.lenient and not state.series:
             _read_known_format(state)
         return
-    texts = found.printed if state.texts is None else state.texts
-    if not texts:
-        state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
-        return
-    table = logs.series_in(
-        texts,
-        state.metrics.stdout,
-        state.read_log,
-        longest=state.texts is not None,
-        arrivals=state.evidence.arrivals,
-    )
+    table = printed_table(state, found, state.metrics.stdout)
     if table is not None:
         state.add_printed(table)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ import numpy as np
 from validator.files import Tree, reading_below
 from validator.ingest import collect_run
 from validator.ingest.clock import ARRIVALS_FILE
-from validator.ingest.logs import LogFiles, find_logs, log_lines, recognized
+from validator.ingest.logs import find_logs, log_lines, recognized
 from validator.ingest.table import has_steps
+from validator.ingest.text_logs import find_text_log, of_lowest_ranks, whole_name
 from validator.init.numbers import inferred_pattern
+from validator.model.metrics import FED_LOGS
 from validator.model.plan import RunSpec
+from validator.model.print_formats import Recipe
 from validator.model.readers import READERS
 from validator.model.result import Result, Series
 from validator.model.runbook import TrainerMetrics
@@ -30,6 +33,14 @@ _CORE = ("loss", "step_time_s", "toks_per_s", "samples_per_s")
 _MAX_FILES = 20_000
 _MAX_LINE = 500
 _OURS = (ARRIVALS_FILE, "logs/stdout.log", "logs/stderr.log")
+
+TEXT_SUFFIXES = (".log", ".txt", ".out", ".err", "")
+_MAX_TEXTS = 8
+_VARIES = re.compile(
+    r"\d{4}[-_.]?\d\d[-_.]?\d\d(?:[-_.T ]?\d\d[-_.:h]?\d\d(?:[-_.:m]?\d\d)?)?(?!\d)"
+    r"|\d\d[-_.:]\d\d[-_.:]\d\d(?!\d)|\d{6,}"
+)
+"""In the name of a file: a date, the time of the day or a number that is another one in each run."""
 
 _OF_TOTAL = re.compile(r"(?<![\w.,/:-])(\d+) ?(?:/|of) ?(\d+)(?![\w.,/:-])")  # step 12/600, iter 12 of 600; no date
 
@@ -101,13 +112,19 @@ class TrialReading:
         return [rows[step] for step in sorted(rows)][-most:]
 
 
-def readings(spec: RunSpec, *, run_dir: Path) -> list[TrialReading]:
-    """Every way that gives rows, the best first."""
-    found = []
-    for metrics, source, guessed, by_epochs in _candidates(run_dir / spec.out):
-        reading = _read(spec, metrics, source, run_dir=run_dir, guessed=guessed, by_epochs=by_epochs)
-        if reading.rows:
-            found.append(reading)
+def readings(spec: RunSpec, *, run_dir: Path, elsewhere: Iterable[Path] = ()) -> list[TrialReading]:
+    """Every way that gives rows, the best first. Text logs are read where nothing else says all.
+
+    `elsewhere` are logs that the trainer writes outside its output folder, of which that holds copies.
+    """
+    found: list[TrialReading] = []
+    for candidates in (_candidates(run_dir / spec.out), _in_text_logs(run_dir / spec.out, elsewhere)):
+        for metrics, source, guessed, by_epochs in candidates:
+            reading = _read(spec, metrics, source, run_dir=run_dir, guessed=guessed, by_epochs=by_epochs)
+            if reading.rows:
+                found.append(reading)
+        if any(one.complete and not one.guessed for one in found):
+            break
     found.sort(key=lambda one: one.order)  # stable: the preferred ones first
     return _joined(spec, found, run_dir=run_dir)
 
@@ -119,7 +136,8 @@ def _by_arrival(series: Series) -> bool:
 def _read(
     spec: RunSpec, metrics: Mapping[str, Any], source: str, *, run_dir: Path, guessed: bool, by_epochs: bool
 ) -> TrialReading:
-    declared = spec.model_copy(update={"metrics": TrainerMetrics.model_validate(metrics)})
+    copied = {"log": _copied(metrics["log"])} if "log" in metrics else {}
+    declared = spec.model_copy(update={"metrics": TrainerMetrics.model_validate({**metrics, **copied})})
     return TrialReading(metrics, source, collect_run(declared, run_dir=run_dir, outcome=None), guessed, by_epochs)
 
 
@@ -141,7 +159,7 @@ def _joined(spec: RunSpec, found: list[TrialReading], *, run_dir: Path) -> list[
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | None:
     """Both ways in one mapping; None where both need the same key."""
-    if set(one) & set(other) - {"reader"}:
+    if set(one) & set(other) - {"reader"} or {"log"} & (set(one) | set(other)):
         return None
     merged = {**one, **other}
     if "reader" in one and "reader" in other:
@@ -158,7 +176,7 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         logs = find_logs(out)
         tables = [path for path in grown_files(out) if Path(path).suffix == ".csv" and has_steps(out / path)]
         known = recognized(logs.printed)
-        guess = None if known is not None else _guess(logs)
+        guess = None if known is not None else _guess(logs.printed)
     where = "what rank 0 prints" if logs.rank_out else "what it prints"
     for name in _PRINT_READERS:
         yield {"reader": [name]}, f"{where}, by the reader {name}", False, False
@@ -168,14 +186,36 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         yield {"reader": [name]}, f"the files that the reader {name} knows", False, False
     if known is not None:
         path, recipe = known
-        by_epochs = recipe.by_epochs
-        reader = next((one.name for one in READERS.values() if one.recipes == (recipe.name,)), None)
-        metrics = {"stdout": recipe.pattern} if reader is None else {"reader": [reader]}
-        yield metrics, f"{where}, as lines of {recipe.name} ({path.name})", False, by_epochs
+        yield _by_recipe(recipe), f"{where}, as lines of {recipe.name} ({path.name})", False, recipe.by_epochs
     if guess is not None:
-        rows = "{row}" in guess
-        how = "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"
-        yield {"stdout": guess}, f"{where}: {how}", True, _EPOCH.search(guess) is not None
+        yield {"stdout": guess}, f"{where}: {_how(guess)}", True, _EPOCH.search(guess) is not None
+
+
+def _by_recipe(recipe: Recipe) -> dict[str, Any]:
+    reader = next((one.name for one in READERS.values() if one.recipes == (recipe.name,)), None)
+    return {"stdout": recipe.pattern} if reader is None else {"reader": [reader]}
+
+
+def _how(guess: str) -> str:
+    rows = "{row}" in guess
+    return "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"
+
+
+def _in_text_logs(out: Path, elsewhere: Iterable[Path]) -> Iterator[_Candidate]:
+    """The same for each text file that grew, the longest first."""
+    full = {f"{FED_LOGS}/{path.name}": str(path) for path in elsewhere}
+    grown = {path: size for path, (size, _) in grown_files(out).items() if Path(path).suffix in TEXT_SUFFIXES and size}
+    own = of_lowest_ranks(sorted({whole_name(path) for path in grown} & grown.keys(), key=lambda path: -grown[path]))
+    for path in own[:_MAX_TEXTS]:
+        log = _VARIES.sub("*", full.get(path, path))
+        with reading_below(out):
+            known = recognized((out / path,))
+            guess = None if known is not None else _guess((out / path,))
+        if known is not None:
+            found = {"log": log, **_by_recipe(known[1])}
+            yield found, f"the text file {log}, as lines of {known[1].name}", False, known[1].by_epochs
+        elif guess is not None:
+            yield {"log": log, "stdout": guess}, f"the text file {log}: {_how(guess)}", True, bool(_EPOCH.search(guess))
 
 
 def printed_total(reading: TrialReading, out: Path) -> int | None:
@@ -185,7 +225,7 @@ def printed_total(reading: TrialReading, out: Path) -> int | None:
     """
     steps = {int(step) for one in reading.series.values() for step in one.steps}
     seen: dict[int, set[int]] = {}
-    for path in find_logs(out).printed:
+    for path in _logs_of(reading, out):
         for _, text in log_lines(path):
             for found in _OF_TOTAL.finditer(text[:_MAX_LINE]):
                 step, total = map(int, found.groups())
@@ -196,8 +236,20 @@ def printed_total(reading: TrialReading, out: Path) -> int | None:
     return next((total for total, count in counts.most_common(1) if 2 * count > len(steps)), None)
 
 
-def _guess(logs: LogFiles) -> str | None:
-    for path in logs.printed:
+def _logs_of(reading: TrialReading, out: Path) -> tuple[Path, ...]:
+    """What the trainer prints, or the text log that is read in its place."""
+    if "log" not in reading.metrics:
+        return find_logs(out).printed
+    return tuple(out / part for part in find_text_log(out, _copied(reading.metrics["log"])).parts)
+
+
+def _copied(log: str) -> str:
+    """Where a log is below the output folder: of an absolute path there is a copy."""
+    return f"{FED_LOGS}/{Path(log).name}" if log.startswith("/") else log
+
+
+def _guess(logs: Iterable[Path]) -> str | None:
+    for path in logs:
         pattern = inferred_pattern(text for _, text in log_lines(path))
         if pattern is not None:
             return pattern

@@ -18,6 +18,7 @@ import numpy as np
 from validator.errors import ExitCode, UserError
 from validator.ingest.logs import find_logs, log_lines, tail
 from validator.init.command import TrainerCommand, nproc_key, trainer_keys, understand
+from validator.init.elsewhere import logs_elsewhere
 from validator.init.launch import CommandLaunch, visible_gpus
 from validator.init.reading import TrialReading, first_lines, grown_files, printed_total, readings
 from validator.model.plan import RunSpec
@@ -26,8 +27,9 @@ from validator.model.runbook import Runbook
 from validator.pipeline.session import RunContext, locked, open_runner
 from validator.plan import plan_phase
 from validator.secrets.masking import mask_of
+from validator.supervise.feed import LogFeed
 from validator.supervise.monitor import Progress
-from validator.supervise.termination import Grace
+from validator.supervise.termination import Grace, ProcessTree
 from validator.supervise.wait import CancelToken
 
 ENOUGH_STEPS = 50
@@ -124,11 +126,20 @@ class _TrialWatch:
     before: Mapping[str, tuple[int, int]] | None
     """Files of the working folder at the start; None where it is known that the trainer writes elsewhere."""
 
+    files: Mapping[str, tuple[int, int]]
+    """The same, wherever it writes."""
+
+    feed: LogFeed
+    """Copies of the logs that it writes outside its output folder."""
+
+    tree: ProcessTree
+
     to_its_end: bool = False
     """Whether a trainer whose length nobody says may come to its end: asked for more, it would have ended early."""
 
     next_s: float = 0.0
     walk_s: float = 0.0
+    logs_s: float = 0.0
     outside_s: float | None = None
     enough_s: float | None = None
     steps: list[tuple[float, int]] = field(default_factory=list)
@@ -138,7 +149,8 @@ class _TrialWatch:
         began = time.monotonic()
         if self.cancel.requested or began < self.next_s:
             return
-        best = next(iter(readings(self.spec, run_dir=self.run_dir)), None)
+        self.feed.take()
+        best = self.best()
         now = time.monotonic()
         self.next_s = now + max(_LOOK_S, 3 * (now - began))
         if best is not None:
@@ -147,10 +159,18 @@ class _TrialWatch:
                 self.steps.append((began, step))
             if self._enough(best, now):
                 self.cancel.request(_DONE)
+        if not (best is not None and best.complete) and now >= self.logs_s:
+            for path, size in logs_elsewhere(self.tree, self.run_dir / self.spec.out, self.files):
+                self.feed.hold(path, at=size)
+            self.logs_s = now + max(1.0, 20 * (time.monotonic() - now))
         if self.before is not None and not (best is not None and best.complete) and self._writes_outside(now):
             self.cancel.request(_DONE)
         if progress.elapsed_s >= self.seconds:
             self.cancel.request(_DONE)
+
+    def best(self) -> TrialReading | None:
+        """The best way to read what was written so far."""
+        return next(iter(readings(self.spec, run_dir=self.run_dir, elsewhere=self.feed.paths)), None)
 
     def _enough(self, best: TrialReading, now: float) -> bool:
         if best.rows < ENOUGH_ROWS or len(self.steps) < _LOOKS:
@@ -215,14 +235,22 @@ def watch(
             understood = understood.in_new_folder()
             note("it refuses an output folder that is there already; watching it again with a new one below it")
             seen = _watched(understood, seconds=seconds, gpus=gpus, to_its_end=to_its_end)
-        if seen.complete or understood.folder is not None or not any(map(_holds_metrics, seen.outside)):
+        log = Path(str((seen.reading.metrics if seen.reading is not None else {}).get("log", "")))
+        if log.is_absolute() and not log.is_relative_to(Path.cwd()):
+            return seen
+        writes_here = understood.folder is None and any(map(_holds_metrics, seen.outside)) and not seen.complete
+        if not log.is_absolute() and not writes_here:
             return seen
         note("it writes to its working folder; watching it again in a folder of its own")
         try:
             again = _watched(understood.in_its_folder(), seconds=seconds, gpus=gpus, to_its_end=to_its_end)
         except CommandFailed:
             return seen  # it needs what is beside it
-    better = again.reading is not None and (seen.reading is None or again.reading.order < seen.reading.order)
+    better = again.reading is not None and (
+        seen.reading is None
+        or again.reading.order < seen.reading.order
+        or (log.is_absolute() and again.reading.order == seen.reading.order)
+    )
     return again if better else seen
 
 
@@ -231,12 +259,17 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
         spec = _trial(command, run_dir=runner.run_dir)
         before = grown_files(Path.cwd())
         outside = None if command.folder else before
-        watcher = _TrialWatch(command, spec, runner.run_dir, runner.cancel, seconds, outside, to_its_end)
+        feed = LogFeed(None, runner.run_dir / spec.out)
+        tree = ProcessTree(token=runner.token, spare=(runner.guardian.pid,))
+        watcher = _TrialWatch(
+            command, spec, runner.run_dir, runner.cancel, seconds, outside, before, feed, tree, to_its_end
+        )
         began = time.monotonic()
         outcome = runner.carry_out(spec, mask=mask_of(spec), on_progress=watcher.look)
         _require_calm(runner.cancel)
         out = runner.run_dir / spec.out
-        best = next(iter(readings(spec, run_dir=runner.run_dir)), None)
+        feed.take()
+        best = watcher.best()
         failed = outcome.reason == "exited" and outcome.rc != 0
         if best is None and failed:
             raise _failure(command, outcome, out)

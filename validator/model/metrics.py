@@ -73,6 +73,10 @@ ReaderNames = Annotated[
 ]
 
 
+FED_LOGS = "logs/trainer"
+"""Folder below the output folder that holds this run's part of a log which the trainer writes elsewhere."""
+
+
 class TrainerMetrics(Frozen):
     """Where a trainer's measurements are read from, relative to its output folder. A reader's name, or a list of them,
     may be written in place of the mapping."""
@@ -100,6 +104,13 @@ class TrainerMetrics(Frozen):
         description="Regular expression, searched in each line that rank 0 prints, colors left out. `{loss}` is short "
         "for a group of that name that matches any number; `{step}` is needed, or `{row}` where each line is one step. "
         "Standard error is searched where no line of standard output matches.",
+    )
+    log: str | None = Field(
+        None,
+        description="Text file in which the trainer logs what it does not print: `stdout` and readers of printed lines "
+        "search it instead. A path below the output folder, or an absolute one, with `*` within a folder and `**/` for "
+        "any folders. Of an absolute one what this run adds is copied, and lines of earlier runs count for nothing. Of "
+        "a log for each rank (`rank0`) the lowest one is read; of a rotated one all parts.",
     )
     extra: dict[str, ExtraField] = Field(
         default_factory=dict,
@@ -129,8 +140,13 @@ class TrainerMetrics(Frozen):
         return tuple(filter(None, (self.stdout, *(reader.pattern for reader in self.readers))))
 
     @property
+    def log_below(self) -> str | None:
+        """Where the text log is below the output folder; None where what is printed is read."""
+        return f"{FED_LOGS}/*" if self.log is not None and self.log.startswith("/") else self.log
+
+    @property
     def reads_log(self) -> bool:
-        """Whether anything is read from what rank 0 prints."""
+        """Whether anything is read from what rank 0 prints, or logs as text."""
         return bool(self.patterns) or any(reader.two_streams for reader in self.readers)
 
     @model_validator(mode="after")
@@ -146,6 +162,17 @@ class TrainerMetrics(Frozen):
     def declared(self) -> Mapping[str, Metric]:
         """The series of `extra` that the catalogue lacks, by name."""
         return {name: one.as_metric(name) for name, one in self.extra.items() if name not in METRICS}
+
+    @model_validator(mode="after")
+    def _log_is_searched(self) -> "TrainerMetrics":
+        if self.log is not None and not self.reads_log:
+            raise ValueError(
+                f"log names {self.log!r}, and nothing says how it is read; add stdout: 'step {{step}} loss {{loss}}', "
+                "or a reader of printed lines"
+            )
+        if self.log is not None and not self.log.startswith("/") and ".." in self.log.split("/"):
+            raise ValueError(f"log {self.log!r} leaves the output folder; write an absolute path")
+        return self
 
     @field_validator("stdout")
     @classmethod

@@ -111,6 +111,7 @@ def _trainer(built: Built, runbook: Runbook) -> Iterator[Problem]:
         return
     metrics = trainer.metrics
     files = [path for path in (metrics.csv, metrics.heartbeat, metrics.env, metrics.metrics) if path is not None]
+    files += [metrics.log] if metrics.log is not None and metrics.log == metrics.log_below else []
     files += [metrics.files.get(one.name, one.files[0].glob) for one in metrics.readers if one.files_alone]
     named = [str(node.value) for _, node in _texts(built.root)]
     if files and runbook.trainer.command and not any("{out}" in text or "{run_dir}" in text for text in named):

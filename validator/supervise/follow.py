@@ -21,6 +21,7 @@ from validator.documents import parse_json
 from validator.files import Tree
 from validator.ingest.readers.hf_trainer import TwoStreams
 from validator.ingest.readers.rows import live_values
+from validator.ingest.text_logs import find_text_log
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import HEADERLESS, contract_names, contract_values, says_nothing, without_colors
 from validator.model.nodes import Live
@@ -31,6 +32,8 @@ from validator.supervise.nodes import LIVE_FILE, live_nodes
 
 _LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
 _HEAD_BYTES = 4096
+_SEARCH_S, _SEARCH_SHARE = 1.0, 0.02
+"""Time between two searches for a text log, and their share of the time at most."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,8 @@ class RunFollower:
     _streams: TwoStreams = field(default_factory=TwoStreams)
     _files: FileFollower | None = None
     _announced: dict[str, Printed | None] = field(default_factory=dict)
+    _text: Path | None = None
+    _next_search_s: float = 0.0
 
     def __post_init__(self) -> None:
         if any(reader.files for reader in self.metrics.readers):
@@ -226,9 +231,12 @@ class RunFollower:
         return any((self.metrics.csv, self.metrics.heartbeat, searched, self._files))
 
     def rank0_log(self) -> Path:
-        """Where rank 0's standard output goes: the file that is known, torchrun's file for it, else the launcher's."""
+        """Where rank 0's standard output goes: the file that is known, torchrun's file for it, else the launcher's. Of
+        a text log that the runbook names the part that is written to."""
         if self.log is not None:
             return self.log
+        if self.metrics.log_below is not None:
+            return self._text_log(self.metrics.log_below)
         found = sorted(self.out.glob("logs/ranks/*/attempt_*/0/stdout.log"))
         log = self.out / "logs" / "stdout.log"
         if found or log.is_file():
@@ -236,14 +244,29 @@ class RunFollower:
         own = sorted(self.out.glob("*.log"))  # of a trainer that validator did not start
         return own[0] if len(own) == 1 else log
 
+    def _text_log(self, glob: str) -> Path:
+        now = time.monotonic()
+        if now >= self._next_search_s:
+            found = find_text_log(self.out, glob).parts
+            self._next_search_s = now + max(_SEARCH_S, (time.monotonic() - now) / _SEARCH_SHARE)
+            if found and self.out / found[-1] != self._text:
+                self._text = self.out / found[-1]
+                self._logs.clear()
+        return self.out / glob if self._text is None else self._text
+
+    @property
+    def _printed_logs(self) -> tuple[Path, ...]:
+        """What is searched: rank 0's standard output and error, or the text log alone."""
+        log = self.rank0_log()
+        return (log,) if self.metrics.log is not None and self.log is None else (log, log.with_name("stderr.log"))
+
     def stamped(self) -> tuple[Path, ...]:
         """The files whose growth shows when a step was reported: table and log, else rank 0's heartbeat."""
         found = [self.out / self.metrics.csv] if self.metrics.csv is not None else []
         found += [] if self._files is None else self._files.paths
         if self.metrics.reads_log:
-            log = self.rank0_log()
             searched = set(self.metrics.patterns) <= self._logs.keys() and not self._two_streams
-            found += dict.fromkeys(self._logs.values()) if searched else [log, log.with_name("stderr.log")]
+            found += dict.fromkeys(self._logs.values()) if searched else self._printed_logs
         if not found and self.metrics.heartbeat is not None:
             found = [self.out / self.metrics.heartbeat.replace("{rank}", "0")]
         return tuple(found)
@@ -347,9 +370,7 @@ class RunFollower:
         """Records of the lines that are new; each log is read once, whatever looks for something in it."""
         if not self.metrics.reads_log:
             return
-        out = self.rank0_log()
-        logs = (out, out.with_name("stderr.log"))
-        lines = {path: self._tail(path).lines_with_ends() for path in logs}
+        lines = {path: self._tail(path).lines_with_ends() for path in self._printed_logs}
         for pattern in self.metrics.patterns:
             try:
                 with searching(pattern) as count:

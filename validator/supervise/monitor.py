@@ -25,6 +25,7 @@ from validator.model.plan import RunSpec
 from validator.supervise import watchdog
 from validator.supervise.at_steps import StepCount
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
+from validator.supervise.feed import LogFeed
 from validator.supervise.follow import Record, RunFollower
 from validator.supervise.nodes import live_text
 from validator.supervise.termination import ProcessTree
@@ -53,11 +54,12 @@ class ArrivalStamps:
     """Stamps for one attempt, written to `out / arrivals.jsonl`: `{source, offset, step, s}` a line.
 
     `source` is relative to `out`, `offset` the size in bytes that was seen `s` seconds after `started`, and `step` the
-    last one whose line had been written whole by then.
+    last one whose line had been written whole by then. `feed` copies what is written outside `out`, at each look.
     """
 
-    def __init__(self, out: Path, *, started: float) -> None:
+    def __init__(self, out: Path, *, started: float, feed: LogFeed | None = None) -> None:
         self._out = out
+        self._feed = feed
         self._started = started
         self._files: dict[Path, _Growth] = {}
         self._lines: list[str] = []
@@ -67,6 +69,8 @@ class ArrivalStamps:
 
     def watch(self, paths: Iterable[Path]) -> None:
         """Stamp these files from now on; one that does not exist yet is tried again at the next call."""
+        for path in self._feed.paths if self._feed is not None and self._open else ():
+            _add_watch(self._fd, path)  # again where it is watched already, which changes nothing
         for path in paths if self._open else ():
             growth = self._files.setdefault(path, _Growth())
             growth.watched = growth.watched or _add_watch(self._fd, path)
@@ -87,14 +91,17 @@ class ArrivalStamps:
         if self._fd >= 0:
             with suppress(OSError):
                 os.read(self._fd, 1 << 16)
+        if self._feed is not None:
+            self._feed.take()
         grown = False
         for path, growth in self._files.items():
             try:
                 size = os.stat(path).st_size  # noqa: PTH116 - a third of the time of Path.stat, twenty times a second
             except OSError:
                 continue
-            if size < growth.size:  # written again
+            if size < growth.size:  # written again, or rotated
                 growth.unread.clear()
+                growth.watched = False
             if size != growth.size:
                 growth.unread.append((size, now))
                 growth.size, grown = size, True
@@ -138,6 +145,8 @@ class ArrivalStamps:
     def close(self) -> None:
         """Stop stamping. Closing twice is harmless."""
         self._open = False
+        if self._feed is not None:
+            self._feed.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -214,7 +223,9 @@ class Monitor:
         self._cap = cap
         self.started = started
         self.follower = RunFollower(out=out, metrics=spec.metrics, ranks=spec.ranks)
-        self.arrivals = ArrivalStamps(out, started=started)
+        log = spec.metrics.log
+        fed = log is not None and log != spec.metrics.log_below and not spec.groups  # nodes copy theirs
+        self.arrivals = ArrivalStamps(out, started=started, feed=LogFeed(log, out) if fed and log is not None else None)
         self.pace = watchdog.Pace(started=started)
         self._count = None if spec.ended_at is None else StepCount(spec.ended_at, spec.warmup_steps)
         env = out / spec.metrics.env if spec.metrics.env else None

@@ -1,0 +1,86 @@
+"""Logs that a command under watch writes outside its output folder: open in its processes, new in the working folder,
+or named in what it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from validator.ingest.logs import find_logs, log_lines
+from validator.init.reading import TEXT_SUFFIXES, grown_files
+from validator.supervise.termination import ProcessTree
+
+_PATH = re.compile(r"(?<![\w/.:])/[\w.@+=~/-]*[\w]")
+_MAX_LINES = 2000
+_LATELY_S = 30.0
+"""Age up to which a file that a trainer prints may be one that it writes."""
+
+
+def logs_elsewhere(tree: ProcessTree, out: Path, before: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """Text files that are written outside the folder `out`, by absolute path, each with the bytes that it had before.
+
+    Args:
+        tree: the processes of the command.
+        before: files of the working folder at the start, with their sizes.
+    """
+    here, found = Path.cwd(), dict[str, int]()
+    for path in grown_files(here, before):
+        if path not in before:  # one that was there may be of another program
+            found[str(here / path)] = 0
+    for written in (*_open_files(tree), *_printed_files(out)):
+        if written.is_relative_to(here):
+            found.setdefault(str(written), before.get(str(written.relative_to(here)), (0, 0))[0])
+        else:
+            found.setdefault(str(written), 0)
+    for path, size in found.items():
+        is_text = Path(path).suffix in TEXT_SUFFIXES and not Path(path).is_relative_to(out)
+        if is_text and _begins_as_text(path):
+            yield path, size
+
+
+def _open_files(tree: ProcessTree) -> Iterator[Path]:
+    """Regular files that processes of the command have open for writing."""
+    for process in tree.scan():
+        with suppress(OSError):
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                with suppress(OSError, ValueError, IndexError):
+                    path = link.readlink()
+                    about = Path(f"/proc/{process.pid}/fdinfo/{link.name}").read_text()
+                    flags = about.split("flags:")[1].split()[0]
+                    if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and path.is_absolute() and path.is_file():
+                        yield path
+
+
+def _printed_files(out: Path) -> Iterator[Path]:
+    """Files that the command names in what it prints, and those in a folder that it names, if they grew lately."""
+    named: dict[str, None] = {}
+    for log in find_logs(out).printed:
+        for number, text in log_lines(log):
+            if number > _MAX_LINES:
+                break
+            named |= dict.fromkeys(_PATH.findall(text[:1000]))
+    for path in map(Path, named):
+        with suppress(OSError):
+            if path.is_dir() and len(path.parts) > 2 and not out.is_relative_to(path):
+                yield from (one for one in path.iterdir() if one.is_file() and _lately(one))
+            elif path.is_file() and _lately(path):
+                yield path
+
+
+def _lately(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime < _LATELY_S
+
+
+def _begins_as_text(path: str) -> bool:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            start = os.read(fd, 4096)
+            return bool(start) and b"\0" not in start
+        finally:
+            os.close(fd)
+    return False
