@@ -22,6 +22,8 @@ from validator.model.budget import TooSlow, searching
 from validator.model.columns import without_colors
 from validator.model.pattern import LinePattern, StepCounter, line_pattern, parse_number
 from validator.model.print_formats import Recipe
+from validator.model.print_tables import with_rows
+from validator.model.print_words import MARK
 from validator.model.recipes import recognize
 from validator.model.result import CollectiveWait, LogHit, RankError, ScalarValue
 
@@ -153,7 +155,7 @@ def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
     best: tuple[int, Path, Recipe] | None = None
     for path in dict.fromkeys(paths):
         try:
-            known = None if _is_binary(path) else recognize(_lines(path, Digest()))
+            known = None if _is_binary(path) else recognize(with_rows(_lines(path, Digest())))
         except OSError:
             continue
         if known is not None and (best is None or known[1] > best[0]):
@@ -187,8 +189,9 @@ def _matches(path: Path, pattern: str) -> bool:
 
 def _searched(path: Path, digest: Digest, pattern: str) -> Iterator[tuple[int, str]]:
     """`_lines`, under the limit on the time that searching them for a pattern may take; raises TooSlow beyond it."""
+    lines = _lines(path, digest)
     with searching(pattern) as count:
-        for numbered in _lines(path, digest):
+        for numbered in with_rows(lines) if MARK in pattern else lines:
             count()
             yield numbered
 

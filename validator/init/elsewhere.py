@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from validator.files import Tree
 from validator.ingest.logs import find_logs, log_lines
 from validator.init.reading import TEXT_SUFFIXES, grown_files
-from validator.supervise.termination import ProcessTree
+from validator.system import processes
 
 _PATH = re.compile(r"(?<![\w/.:])/[\w.@+=~/-]*[\w]")
 _MAX_LINES = 2000
@@ -20,38 +21,41 @@ _LATELY_S = 30.0
 """Age up to which a file that a trainer prints may be one that it writes."""
 
 
-def logs_elsewhere(tree: ProcessTree, out: Path, before: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
+def logs_elsewhere(token: str, out: Path, before: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
     """Text files that are written outside the folder `out`, by absolute path, each with the bytes that it had before.
 
     Args:
-        tree: the processes of the command.
+        token: the mark of its processes.
         before: files of the working folder at the start, with their sizes.
     """
     here, found = Path.cwd(), dict[str, int]()
     for path in grown_files(here, before):
         if path not in before:  # one that was there may be of another program
             found[str(here / path)] = 0
-    for written in (*_open_files(tree), *_printed_files(out)):
+    for written in (*_open_files(token), *_printed_files(out)):
         if written.is_relative_to(here):
             found.setdefault(str(written), before.get(str(written.relative_to(here)), (0, 0))[0])
         else:
             found.setdefault(str(written), 0)
     for path, size in found.items():
         is_text = Path(path).suffix in TEXT_SUFFIXES and not Path(path).is_relative_to(out)
-        if is_text and _begins_as_text(path):
+        if is_text and _begins_as_text(Path(path)):
             yield path, size
 
 
-def _open_files(tree: ProcessTree) -> Iterator[Path]:
+def _open_files(token: str) -> Iterator[Path]:
     """Regular files that processes of the command have open for writing."""
-    for process in tree.scan():
+    needle = processes.variable_needle(processes.TOKEN_VARIABLE, token)
+    for process in processes.all_stats():
+        if not processes.has_variable(process.pid, needle):
+            continue
         with suppress(OSError):
             for link in Path(f"/proc/{process.pid}/fd").iterdir():
                 with suppress(OSError, ValueError, IndexError):
                     path = link.readlink()
-                    about = Path(f"/proc/{process.pid}/fdinfo/{link.name}").read_text()
-                    flags = about.split("flags:")[1].split()[0]
-                    if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and path.is_absolute() and path.is_file():
+                    about = processes.read_proc_text(f"/proc/{process.pid}/fdinfo/{link.name}")
+                    flags = int(about.split("flags:")[1].split()[0], 8)
+                    if flags & os.O_ACCMODE != os.O_RDONLY and path.is_absolute() and path.is_file():
                         yield path
 
 
@@ -75,12 +79,10 @@ def _lately(path: Path) -> bool:
     return time.time() - path.stat().st_mtime < _LATELY_S
 
 
-def _begins_as_text(path: str) -> bool:
-    with suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            start = os.read(fd, 4096)
-            return bool(start) and b"\0" not in start
-        finally:
-            os.close(fd)
-    return False
+def _begins_as_text(path: Path) -> bool:
+    try:
+        with Tree(path.parent) as tree, tree.open(path.name) as file:
+            start = file.read(4096)
+    except OSError:
+        return False
+    return bool(start) and b"\0" not in start

@@ -192,7 +192,8 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
 
 
 def _by_recipe(recipe: Recipe) -> dict[str, Any]:
-    reader = next((one.name for one in READERS.values() if one.recipes == (recipe.name,)), None)
+    names = ((one.name, one.recipes) for one in READERS.values() if recipe.name in one.recipes)
+    reader = next((name for name, recipes in names if len(recipes) == 1 or name == "table"), None)
     return {"stdout": recipe.pattern} if reader is None else {"reader": [reader]}
 
 
@@ -281,9 +282,26 @@ def grown_files(folder: Path, before: Mapping[str, tuple[int, int]] | None = Non
 
 
 def first_lines(out: Path, most: int = 8) -> list[str]:
-    """The first lines that were printed, of the first log that has any; and its last ones where it has more."""
-    for path in find_logs(out).printed:
-        lines = [text for _, text in log_lines(path) if text.strip()]
+    """The first lines that were printed, or written to a text file, of the first log that has any; and its last ones
+    where it has more."""
+    texts = sorted(path for path, (size, _) in grown_files(out).items() if size and Path(path).suffix in TEXT_SUFFIXES)
+    for path in (*find_logs(out).printed, *(out / one for one in texts[:_MAX_TEXTS])):
+        lines = [text for _, text in log_lines(path) if text.strip() and "\0" not in text]
         if lines:
             return lines if len(lines) <= most else [*lines[: most // 2], "…", *lines[-most // 2 :]]
     return []
+
+
+_NAMED_LOSS = re.compile(r"(?i)(?<![\w/])([a-z_]*loss(?:[_ ][a-z]\w*)?)(?: *[:=|] *| +)[-+]?\d")
+
+
+def what_is_missing(lines: Iterable[str]) -> str:
+    """What lines lack that nothing could be read of, as a sentence with what to write; empty where nothing is known."""
+    losses = dict.fromkeys(name for line in lines for name in _NAMED_LOSS.findall(line))
+    if len(losses) < 2:
+        return ""
+    one, other, *_ = losses
+    return (
+        f"its lines hold several losses ({one}, {other}), and which of them a training lowers is for you to say: "
+        f"stdout: 'step {{step}} .*{one}.*?{{loss}}'"
+    )

@@ -20,7 +20,7 @@ from validator.ingest.logs import find_logs, log_lines, tail
 from validator.init.command import TrainerCommand, nproc_key, trainer_keys, understand
 from validator.init.elsewhere import logs_elsewhere
 from validator.init.launch import CommandLaunch, visible_gpus
-from validator.init.reading import TrialReading, first_lines, grown_files, printed_total, readings
+from validator.init.reading import TrialReading, first_lines, grown_files, printed_total, readings, what_is_missing
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.runbook import Runbook
@@ -29,7 +29,7 @@ from validator.plan import plan_phase
 from validator.secrets.masking import mask_of
 from validator.supervise.feed import LogFeed
 from validator.supervise.monitor import Progress
-from validator.supervise.termination import Grace, ProcessTree
+from validator.supervise.termination import Grace
 from validator.supervise.wait import CancelToken
 
 ENOUGH_STEPS = 50
@@ -110,6 +110,8 @@ class WatchedCommand:
     def notes(self) -> Iterator[str]:
         """What a person should know of how the command was taken, and of how it ended."""
         yield from self.command.notes()
+        if self.reading is None and (missing := what_is_missing(self.lines)):
+            yield missing
         if self.failure is not None:
             yield f"it did not come to its end while it was watched: {self.failure}"
 
@@ -132,7 +134,8 @@ class _TrialWatch:
     feed: LogFeed
     """Copies of the logs that it writes outside its output folder."""
 
-    tree: ProcessTree
+    token: str
+    """The mark of its processes."""
 
     to_its_end: bool = False
     """Whether a trainer whose length nobody says may come to its end: asked for more, it would have ended early."""
@@ -160,7 +163,7 @@ class _TrialWatch:
             if self._enough(best, now):
                 self.cancel.request(_DONE)
         if not (best is not None and best.complete) and now >= self.logs_s:
-            for path, size in logs_elsewhere(self.tree, self.run_dir / self.spec.out, self.files):
+            for path, size in logs_elsewhere(self.token, self.run_dir / self.spec.out, self.files):
                 self.feed.hold(path, at=size)
             self.logs_s = now + max(1.0, 20 * (time.monotonic() - now))
         if self.before is not None and not (best is not None and best.complete) and self._writes_outside(now):
@@ -260,9 +263,8 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
         before = grown_files(Path.cwd())
         outside = None if command.folder else before
         feed = LogFeed(None, runner.run_dir / spec.out)
-        tree = ProcessTree(token=runner.token, spare=(runner.guardian.pid,))
         watcher = _TrialWatch(
-            command, spec, runner.run_dir, runner.cancel, seconds, outside, before, feed, tree, to_its_end
+            command, spec, runner.run_dir, runner.cancel, seconds, outside, before, feed, runner.token, to_its_end
         )
         began = time.monotonic()
         outcome = runner.carry_out(spec, mask=mask_of(spec), on_progress=watcher.look)

@@ -18,6 +18,7 @@ from validator.files import replace_file
 from validator.init.command import name_of, near
 from validator.init.draft import draft, soak_lines, soak_steps, yaml_text
 from validator.init.launch import launch_of
+from validator.init.reading import what_is_missing
 from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
 from validator.model.expression import open_reference
@@ -133,10 +134,11 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
     watched = watch(request.command, seconds=request.seconds, lock=request.lock, note=note, to_its_end=steps is None)
     name = name_of(watched.command.launch)
     if watched.reading is None:
+        missing = what_is_missing(watched.lines)
         raise UserError(
             f"{watched.command.shown} wrote nothing in {watched.seconds:.0f} s that is recognized, so no run of it can "
             "be judged. If it was still starting, give it longer: --seconds 5m. Else `validator init -- COMMAND` shows "
-            "what was seen, and writes a runbook in which you say how its output is read"
+            "what was seen, and writes a runbook in which you say how its output is read" + (missing and f"; {missing}")
         )
     path = Path(f"{name}.yaml")
     text = draft(watched, name=name, base=_folder(path), steps=steps, soak=False)

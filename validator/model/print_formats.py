@@ -212,6 +212,19 @@ KNOWN: tuple[Recipe, ...] = (
         "the date gives the time, pauses included",
     ),
     Recipe(
+        "WeNet",
+        ("debug train",),
+        r"^{timestamp} DEBUG TRAIN \|?.{0,60}?\bBatch {epoch}/{step} loss {loss} .*?(?:lr {lr} )?rank \d",
+        "`Batch` is the number of an epoch and of a batch in it",
+    ),
+    Recipe(
+        "Marian",
+        ("ep. ",),
+        r"^\[{timestamp}\] Ep\. [\d.]+ : Up\. {step} : Sen\. [\d,]+ : Cost {loss}(?: \* [^:]*)? : Time {interval_s}s"
+        r"(?=(?:.*? gNorm {grad_norm})?)(?=(?:.*? L\.r\. {lr})?)",
+        "`Cost` and `Time` are those since the line before",
+    ),
+    Recipe(
         "MMEngine",
         ("data_time",),
         r"^\W{0,3}{timestamp} - .*?Epoch ?(?:\(train\) +)?\[{epoch}\]\[ *{step}/{steps_per_epoch}\]"

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from validator.model.print_formats import Recipe
 
+MARK = "⊞"
+"""Begins a line that is made of a row of a table, `⊞ step=10 loss=3.93` (`print_tables`)."""
+
 _DATE = (
     r"(?:(?<![\d.,/:-])(?:(?=\d{4}[-/]?\d\d[-/]?\d\d[T ,]+\d\d:)"
     r"|(?=\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?[T ,]+\d\d:)"
@@ -162,11 +165,13 @@ _BAR = (
     r"\d%\|[^|\n]*\| *(?!0/)(?(epoch){step}/ *{steps_per_epoch}|{step}/ *(?={steps_total}){steps_per_epoch}) "
     rf"\[{{elapsed_s}}<[^,\]]*, *[\d.?]+ ?(?:{_UNIT}/s|s/{_UNIT})"
 )
-_IN_BAR = (
-    rf"(?(epoch)|(?![^\]]*?\b{_OTHER}[_/ ]loss))"  # beside one of a validation, what counts may be epochs
+_LOSS_IN_BAR = (
     r"(?:(?=[^\]]*?(?<![\w/])(?:reduced_train_loss|train[_/]loss(?:_step)?|loss_step|loss/train/total)[=:] ?{loss})"
     r"|(?=[^\]]*?(?<![\w/])(?:(?:step|avr|avg_epoch|total|lm)_)?loss[=:] ?{loss}))"
 )
+_IN_BAR = rf"(?(epoch)|(?![^\]]*?\b{_OTHER}[_/ ]loss))" + _LOSS_IN_BAR
+"""Beside the loss of a validation, what counts may be epochs."""
+
 _BEFORE_BAR = rf"(?=[^%\n]{{0,300}}?(?<![\w/])(?:train[_/ ])?loss\b{_NOT_LOSS}{_IS}{{loss}}(?![\d.]*%)[^%\n]*%\|)"
 
 BARS: tuple[Recipe, ...] = (
@@ -177,6 +182,14 @@ BARS: tuple[Recipe, ...] = (
         rf"(?:(?=.{{0,300}}?{_BAR}(?:, |: ?)?{_IN_BAR})|{_BEFORE_BAR}(?=.{{0,300}}?{_BAR})"
         rf"|(?:[^|\n]{{0,80}}?: )?{{step}}it \[{{elapsed_s}}, *[\d.?]+(?:it/s|s/it){_IN_BAR})",
         "tqdm with a loss behind or before it; `it/s` is a running average and is not used",
+    ),
+    Recipe(
+        "progress bar of epochs",
+        ("epochs",),
+        r"(?i)^[^|\n%]{0,80}?\bepochs\W{1,6}\d+%\|[^|\n]*\| *(?!0/){step}/ *{steps_total} "
+        rf"\[{{elapsed_s}}<[^,\]]*, *[\d.?]+ ?(?:(?:it|epochs?)/s|s/(?:it|epoch))(?:, |: ?)?{_LOSS_IN_BAR}",
+        "tqdm that counts epochs, with a loss behind it",
+        by_epochs=True,
     ),
 )
 
@@ -200,6 +213,24 @@ _JSON_VALUES = "".join(
         ("timestamp|_timestamp|ts", "timestamp"),
         ("seq/s|samples_per_second|samples_per_sec", "samples_per_s"),
     )
+)
+
+_COLUMNS = "".join(
+    rf"(?=(?:.* {name}={{{name}}}(?!\S))?)"
+    for name in (
+        *("loss", "lr", "grad_norm", "val_loss", "toks_per_s", "toks_per_s_per_rank", "step_time_s", "step_time_ms"),
+        *("elapsed_s", "timestamp"),
+    )
+)
+
+TABLES: tuple[Recipe, ...] = (
+    Recipe(
+        "table with names",
+        (MARK,),
+        rf"^{MARK} step={{step}}(?= )(?=(?: epoch={{epoch}})?){_COLUMNS}",
+        "rows of numbers below a line of names",
+    ),
+    Recipe("table of epochs", (MARK,), rf"^{MARK} epoch={{step}}(?= ){_COLUMNS}", "a row an epoch", by_epochs=True),
 )
 
 RECORDS: tuple[Recipe, ...] = (
@@ -240,9 +271,16 @@ GENERAL: tuple[Recipe, ...] = (
         "no step is printed: lines are counted",
     ),
     Recipe(
+        "parts of epochs",
+        ("epoch",),
+        rf"(?i)^(?!.*?\d%){_NO_EVALUATION}{{row}}{DATED}.{{0,60}}?(?<![\w/.-])epoch\b{_IS}\d+\.\d+(?![\w.%]).*?{_LOSS}",
+        "the epoch alone is printed, as a fraction: lines are counted",
+    ),
+    Recipe(
         "epochs",
         ("epoch",),
-        r"(?i)^(?!.*?\d%\|)\W*epoch\W*{step}\b(?!.*\bbatch).*?(?<!val )(?<!val_)\bloss\W+{loss}",
+        r"(?i)^(?!.*?\d%\|)(?!.*\d ?/ ?\d+ ?\()\W*(?:train\W+)?epoch\W*{step}\b(?!\.\d)(?!.*\bbatch)"
+        r".*?(?<!val )(?<!val_)\bloss\W+{loss}",
         "a row an epoch",
         by_epochs=True,
     ),

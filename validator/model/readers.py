@@ -21,6 +21,7 @@ ReaderName = Literal[
     "lightning",
     "llm.c",
     "tqdm",
+    "table",
     "jsonl",
     "tensorboard",
     "wandb-offline",
@@ -90,6 +91,7 @@ READERS: Mapping[str, Reader] = {
         ),
         Reader("llm.c", "lines of llm.c, or its `main.log`", ("llm.c", "llm.c main.log")),
         Reader("tqdm", "a bar of tqdm with a loss behind or before it", ("progress bar",), bar=True),
+        Reader("table", "rows of numbers below a line of names", ("table with names", "table of epochs")),
         Reader("jsonl", "JSON lines with a step", files=(LoggedFiles("jsonl", "**/*.jsonl"),)),
         Reader(
             "tensorboard", "event files of TensorBoard", files=(LoggedFiles("tensorboard", "**/events.out.tfevents.*"),)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from validator.model.columns import says_nothing, series_name
 from validator.model.pattern import LinePattern, Printed, line_pattern
 from validator.model.print_formats import KNOWN, LINE, Recipe
-from validator.model.print_words import BARS, GENERAL, RECORDS
+from validator.model.print_words import BARS, GENERAL, RECORDS, TABLES
 
 _WANTED = frozenset(
     {"loss", "grad_norm", "toks_per_s", "toks_per_s_per_rank", "step_time_s", "samples_per_s", "elapsed_s", "timestamp"}
@@ -26,7 +26,7 @@ RECIPES: tuple[Recipe, ...] = tuple(
     one._replace(pattern=LINE + one.pattern[1:])
     if one.pattern[:2] not in ("^(", "^\\") and one.pattern[0] == "^"
     else one
-    for one in (*KNOWN, *BARS, *RECORDS, *GENERAL)
+    for one in (*KNOWN, *BARS, *TABLES, *RECORDS, *GENERAL)
 )
 """Formats in the order in which they are preferred. The last, which go by words that many lines hold, are tried where
 no other one fits."""

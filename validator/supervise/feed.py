@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class LogFeed:
     """Copies what is added to the files of `pattern`, an absolute path that may have `*`, to below `out / logs`.
 
     Files count from the bytes that they have when the feed is made; those that come later from their start. Without a
-    pattern it copies those that it is told to hold.
+    pattern it copies those that are given to `hold`.
     """
 
     pattern: str | None
@@ -53,11 +52,8 @@ class LogFeed:
         if path in self._sources or len(self._sources) >= _MAX_FILES:
             return
         with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = _opened(path)
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                os.close(fd)
-                return
             name = Path(path).name
             if any(one.copy == name for one in self._sources.values()):
                 name = f"{len(self._sources)}-{name}"
@@ -105,6 +101,12 @@ class LogFeed:
 
     @staticmethod
     def _reopen(path: str, source: _Source) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _opened(path)
         os.close(source.fd)
         source.fd, source.inode, source.at = fd, os.fstat(fd).st_ino, 0
+
+
+def _opened(path: str) -> int:
+    """A descriptor of a regular file, which stays that file when it is renamed."""
+    with Tree(Path(path).parent) as tree, tree.open(Path(path).name) as file:
+        return os.dup(file.fileno())

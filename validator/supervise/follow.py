@@ -26,6 +26,8 @@ from validator.model.budget import TooSlow, searching
 from validator.model.columns import HEADERLESS, contract_names, contract_values, says_nothing, without_colors
 from validator.model.nodes import Live
 from validator.model.pattern import Printed, StepCounter, line_pattern
+from validator.model.print_tables import PrintedTable
+from validator.model.print_words import MARK
 from validator.model.runbook import TrainerMetrics
 from validator.supervise.follow_files import FileFollower
 from validator.supervise.nodes import LIVE_FILE, live_nodes
@@ -192,6 +194,7 @@ class RunFollower:
     _streams: TwoStreams = field(default_factory=TwoStreams)
     _files: FileFollower | None = None
     _announced: dict[str, Printed | None] = field(default_factory=dict)
+    _in_tables: dict[Path, PrintedTable] = field(default_factory=dict)
     _text: Path | None = None
     _next_search_s: float = 0.0
 
@@ -388,7 +391,10 @@ class RunFollower:
         for path in lines if log is None else (log,):
             for line, end in lines.get(path, ()):
                 count()
-                printed = wanted.read(_text(line))
+                text = _text(line)
+                if MARK in pattern:
+                    text = self._in_tables.setdefault(path, PrintedTable()).row(text) or text
+                printed = wanted.read(text)
                 if printed is None:
                     continue
                 if printed.odd is None and says_nothing(printed.values, wanted.names):

@@ -326,4 +326,20 @@ FORMS: dict[str, tuple[str, Line, str]] = {
         lambda r: f"[rank0]: step:{r.i}/{STEPS} train_loss:{r.x:.4f} train_time:{1e3 * r.c:.0f}ms step_avg:9.00ms",
         "t",
     ),
+    "WeNet": (
+        "WeNet",
+        lambda r: (
+            f"{r.at('%Y-%m-%d %H:%M:%S,%f')} DEBUG TRAIN | steps_per_second 9.1 steps/sec| Batch {r.e}/{r.b - 1} loss "
+            f"{r.x:.6f} loss_ctc 9.1 lr 0.00002 rank 0\n2026-01-01 00:00:00,000 DEBUG CV Batch 0/0 loss 9.1"
+        ),
+        "t",
+    ),
+    "Marian": (
+        "Marian",
+        lambda r: (
+            f"[{r.at('%Y-%m-%d %H:%M:%S')}] Ep. 1 : Up. {r.i} : Sen. {9_000 + r.i:,} : Cost {r.x:.8f} * 9 : "
+            f"Time {r.t:.2f}s : 79921.95 words/s : gNorm 1.1"
+        ),
+        "t",
+    ),
 }

@@ -63,12 +63,12 @@ def test_what_a_format_prints_is_read_for_what_it_is(name: str, tmp_path: Path) 
         "{n}% loss: 2.{n}",
         "{n}/300 loss: 2.{n}",
         "[{n}] loss: 2.{n}",
-        "epoch 0.{n} loss: 2.{n}",
         "step 0.{n} loss 2.{n}",
         "step {n}% loss 2.{n}",
         "step {n} average loss: 2.{n}",
         "val step {n} loss 2.{n}",
-        "Epochs:   {n}%|#  | {n}/9 [01:59<02:02, 61.20s/it, loss=2.{n}]",
+        "Epoch:   {n}%|#  | {n}/9 [01:59<02:02, 61.20s/it, loss=2.{n}]",
+        "[{n}/25][{n}/1583] Loss_D: 1.{n} Loss_G: 4.{n}",
         " {n}%|#  | {n}/60000 [01:59<02:02, 512.1img/s, loss=2.{n}]",
         " {n}%|#  | {n}/60 [01:59<02:02, 61.20s/it, train_loss=2.{n}, val_loss=9.1]",
         "Batch 0/5 loss 2.{n}",
@@ -76,6 +76,41 @@ def test_what_a_format_prints_is_read_for_what_it_is(name: str, tmp_path: Path) 
 )
 def test_what_is_no_step_and_no_date_is_not_taken_for_one(line: str) -> None:
     assert recognize((n, line.format(n=n)) for n in range(1, 8)) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "form", "steps"),
+    [
+        (
+            ("epoch  train_loss  valid_loss  time", "0  4.1  9.1  00:25", "1  3.9  9.1  00:25"),
+            "table of epochs",
+            [0, 1],
+        ),
+        (("step,loss,lr", "10,4.1,1e-4", "hello", "20,3.9,1e-4"), "table with names", [10, 20]),
+        (("| step | loss |", "|------|------|", "| 10 | 4.1 |", "| 20 | 3.9 |"), "table with names", [10, 20]),
+        (("step loss val loss", "1 2 3"), None, []),
+        (("step,loss,train_loss", "10,4.1,4.0", "20,3.9,4.0"), None, []),
+        (("E    #       LOSS TOK2VEC  LOSS NER", "0  0  4.1  36.1", "0  10  3.9  35.1"), None, []),
+        (("Train Epoch: \t1, Loss: \t4.1", "Train Epoch: \t2, Loss: \t3.9"), "epochs", [1, 2]),
+        (("epoch 0.13 loss: 4.1", "epoch 0.26 loss: 3.9"), "parts of epochs", [1, 2]),
+        (
+            [f"Epochs:  9%|#  | {n}/9 [00:0{n}<02:02, 1.20s/it, loss={x}]" for n, x in ((1, 4.1), (2, 3.9))],
+            "progress bar of epochs",
+            [1, 2],
+        ),
+    ],
+)
+def test_rows_without_names_and_epochs_are_read_where_that_is_safe(
+    lines: Iterable[str], form: str | None, steps: list[int], tmp_path: Path
+) -> None:
+    result = read(lines, tmp_path)
+    if form is None:
+        assert "loss" not in result.series
+        return
+    assert result.evidence.printed is not None
+    assert result.evidence.printed.format == form
+    assert result.series["loss"].steps.tolist() == steps
+    assert result.series["loss"].values.tolist() == [4.1, 3.9]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""A trainer that logs to a text file alone: which file it is, and that it is read as what is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.validator.ingest.folders import START_S, codes, outcome, spec, write_logs
+from validator.ingest import collect_run
+from validator.ingest.text_logs import TextLog, find_text_log
+from validator.init.reading import _VARIES, what_is_missing
+from validator.model.runbook import TrainerMetrics
+from validator.supervise.follow import RunFollower
+
+PATTERN = "{timestamp} step {step} loss {loss}"
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def rows(first: int, last: int) -> str:
+    return "".join(f"2026-03-04 05:{i:02}:00 step {i} loss {9 - i / 10:.2f}\n" for i in range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("names", "glob", "parts"),
+    [
+        (["train.log", "logs/stdout.log"], "**/*.log", [0]),
+        (["a/b/run.txt"], "**/run.txt", [0]),
+        (["train.log", "train.log.2", "train.log.1", "train.log.10"], "train.log", [3, 1, 2, 0]),
+        (["t.log", "t.2026-03-04_05-06-07_89.log", "t.2026-03-03_05-06-07_89.log"], "t.log", [2, 1, 0]),
+        (["log_rank1.txt", "log_rank0.txt", "log_rank10.txt"], "log_*.txt", [1]),
+        (["rank_3/train.log", "rank_2/train.log"], "**/train.log", [1]),
+        (["train_20260304_050607.log"], "train_*.log", [0]),
+        (["train_a.log", "train_b.log"], "train_*.log", []),
+        (["train.log"], "other.log", []),
+    ],
+)
+def test_the_log_is_found_with_its_older_parts(names: list[str], glob: str, parts: list[int], tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys(names, "x\n"))
+    found = find_text_log(tmp_path, glob)
+    assert found.parts == tuple(names[part] for part in parts)
+    assert found.others == (tuple(names) if len(names) == 2 and not parts else ())
+
+
+def test_a_rotated_log_is_one_series_timed_by_its_dates(tmp_path: Path) -> None:
+    write(tmp_path, {"train.log.2": rows(1, 9), "train.log.1": rows(10, 19), "train.log": rows(20, 30)})
+    write_logs(tmp_path, stdout="step 1 loss 99\n")
+    metrics = TrainerMetrics(log="train.log", stdout=PATTERN)
+    result = collect_run(spec(metrics=metrics), run_dir=tmp_path, outcome=outcome(started_s=START_S))
+    assert result.series["loss"].steps.tolist() == list(range(1, 31))
+    assert set(result.series["step_time_s"].values.tolist()) == {60.0}
+    assert result.series["loss"].source.path == "train.log"
+    assert codes(result) == set()
+
+
+def test_a_log_that_is_missing_or_one_of_several_is_no_evidence(tmp_path: Path) -> None:
+    write(tmp_path, {"train_a.log": rows(1, 9), "train_b.log": rows(1, 9)})
+    for log, code in (("train_*.log", "several-sources"), ("x.log", "missing-file"), ("/tmp/x/*.log", "missing-file")):
+        metrics = TrainerMetrics(log=log, stdout=PATTERN)
+        result = collect_run(spec(metrics=metrics), run_dir=tmp_path, outcome=outcome(started_s=START_S))
+        assert codes(result) == {code}
+        assert not result.series
+
+
+def test_a_log_that_appears_late_and_is_rotated_is_followed(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(log="logs/train.log", stdout=PATTERN))
+    assert follower.look() == ()
+    write(tmp_path, {"logs/train.log": rows(1, 9), "logs/stdout.log": "step 99 loss 1\n"})
+    follower._next_search_s = 0.0
+    follower.look()
+    assert (follower.step, follower.stamped()) == (9, (tmp_path / "logs/train.log",))
+    (tmp_path / "logs/train.log").rename(tmp_path / "logs/train.log.1")
+    write(tmp_path, {"logs/train.log": rows(10, 12)})
+    assert [record.step for record in follower.look()] == [10, 11, 12]
+
+
+def test_a_log_needs_something_that_reads_it() -> None:
+    with pytest.raises(ValueError, match="nothing says how it is read"):
+        TrainerMetrics(log="train.log")
+    with pytest.raises(ValueError, match="leaves the output folder"):
+        TrainerMetrics(log="../train.log", reader=("nanogpt",))
+
+
+def test_nothing_is_there_in_a_folder_that_is_gone(tmp_path: Path) -> None:
+    assert find_text_log(tmp_path / "gone", "*.log") == TextLog()
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("log_2026-03-04_05-06-07.txt", "log_*.txt"),
+        ("outputs/2026-03-04/05-06-07/train.log", "outputs/*/*/train.log"),
+        ("train_20260304_050607.log", "train_*.log"),
+        ("run-1772600767.log", "run-*.log"),
+        ("version_0/rank0.log", "version_0/rank0.log"),
+    ],
+)
+def test_what_differs_between_runs_in_a_name_is_left_open(name: str, written: str) -> None:
+    assert _VARIES.sub("*", name) == written
+
+
+def test_several_losses_are_named_where_nothing_is_read() -> None:
+    assert "(Loss_D, Loss_G)" in what_is_missing(["[0/3][0/100]\tLoss_D: 4.0157\tLoss_G: 2.1"])
+    assert what_is_missing(["hello", "loss 3"]) == ""

@@ -1,0 +1,51 @@
+"""A log outside the output folder: what a run adds to it is copied, whatever its handler does to the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from validator.supervise.feed import LogFeed
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    for name in ("there", "out"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "there", tmp_path / "out"
+
+
+def add(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_lines_of_earlier_runs_are_left_out_and_all_parts_are_copied(places: tuple[Path, Path]) -> None:
+    there, out = places
+    log, copy = there / "train.log", out / "logs/trainer/train.log"
+    add(log, "earlier\n")
+    feed = LogFeed(str(log), out)
+    feed.take()
+    assert not copy.exists()
+    add(log, "one\n")
+    feed.take()
+    add(log, "two\n")
+    log.rename(there / "train.log.1")
+    add(log, "three\n")
+    feed.take()
+    log.write_text("4\n")
+    feed.take()
+    assert copy.read_text() == "one\ntwo\nthree\n4\n"
+    feed.close()
+
+
+def test_a_new_file_of_a_pattern_is_copied_and_a_link_is_not(places: tuple[Path, Path]) -> None:
+    there, out = places
+    add(there / "run_1.log", "earlier\n")
+    feed = LogFeed(str(there / "run_*.log"), out)
+    add(there / "run_2.log", "new\n")
+    (there / "run_3.log").symlink_to(there / "run_1.log")
+    feed.take()
+    feed.close()
+    assert {path.name: path.read_text() for path in (out / "logs/trainer").iterdir()} == {"run_2.log": "new\n"}
