@@ -52,8 +52,8 @@ for step in range(1, args.steps + 1):
 """,
     ),
     "text file": (
-        "--train-iters",
-        "--save",
+        "--max-iters",
+        "--output-dir",
         """
 import logging
 logging.basicConfig(filename="train.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from validator.ingest.readers import FoundFiles, find_files
 from validator.ingest.readers.read import read_files
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import StepTable
-from validator.ingest.text_logs import find_text_log
+from validator.ingest.text_logs import TextLog, find_text_log
 from validator.model.catalogue import METRICS
-from validator.model.metrics import TrainerMetrics
+from validator.model.metrics import FED_LOGS, TrainerMetrics
 from validator.model.readers import READERS, ReaderName
 from validator.model.result import PrintedFormat, Series
 
@@ -63,6 +64,8 @@ def with_text_log(state: ResultBuilder, found: logs.LogFiles) -> logs.LogFiles:
     if glob is None:
         return found
     log = find_text_log(state.out, glob)
+    if log == TextLog():  # a sanitized copy of a run does not say that the path is an absolute one
+        log = find_text_log(state.out, f"{FED_LOGS}/{PurePosixPath(glob).name}")
     if log.others:
         text = (
             f"{' and '.join(log.others[:2])} are both {state.metrics.log}, and which is this run's log is unknown; "

@@ -181,6 +181,8 @@ def _trainer_places(trainer: Trainer) -> dict[str, str]:
     found = {str(Path(name).parent): "ENV" for name in trainer.env_file}
     if trainer.workdir is not None:
         found[trainer.workdir] = "WORK"
+    if trainer.metrics.log is not None and trainer.metrics.log.startswith("/"):
+        found[str(Path(trainer.metrics.log).parent)] = "LOGS"
     if trainer.python is not None and "/" in trainer.python:
         path = Path(trainer.python)
         found[str(path.parents[1] if path.parent.name == "bin" else path)] = "PYTHON"
