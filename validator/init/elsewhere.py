@@ -17,12 +17,15 @@ from validator.system import processes
 
 _PATH = re.compile(r"(?<![\w/.:])/[\w.@+=~/-]*[\w]")
 _MAX_LINES = 2000
+_END_BYTES = 1 << 20
+"""Of a log whose size at the start is not known: what is read of its end."""
+
 _LATELY_S = 30.0
 """Age up to which a file that a trainer prints may be one that it writes."""
 
 
 def logs_elsewhere(token: str, out: Path, before: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Text files that are written outside the folder `out`, by absolute path, each with the bytes that it had before.
+    """Text files that are written outside the folder `out`, by absolute path, each with the byte from which it counts.
 
     Args:
         token: the mark of its processes.
@@ -35,8 +38,9 @@ def logs_elsewhere(token: str, out: Path, before: Mapping[str, tuple[int, int]])
     for written in (*_open_files(token), *_printed_files(out)):
         if written.is_relative_to(here):
             found.setdefault(str(written), before.get(str(written.relative_to(here)), (0, 0))[0])
-        else:
-            found.setdefault(str(written), 0)
+            continue
+        with suppress(OSError):  # gone meanwhile
+            found.setdefault(str(written), max(0, written.stat().st_size - _END_BYTES))
     for path, size in found.items():
         is_text = Path(path).suffix in TEXT_SUFFIXES and not Path(path).is_relative_to(out)
         if is_text and _begins_as_text(Path(path)):
