@@ -25,6 +25,7 @@ class Kept:
 
     def __init__(self, *command: str, log: Path, env: dict[str, str]) -> None:
         self._log = log
+        self._silent = False
         with log.open("ab") as output:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", str(Path(__file__).with_name("keeper.py")), *command],
@@ -45,8 +46,9 @@ class Kept:
         """What the program wrote."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def ended(self) -> bool:
-        return self._keeper.poll() is not None
+    def fallen(self) -> bool:
+        """Whether the program has ended, or was silenced."""
+        return self._silent or self._keeper.poll() is not None
 
     def processes(self) -> list[psutil.Process]:
         """The program and every process that came from it."""
@@ -62,6 +64,7 @@ class Kept:
 
     def silence(self) -> None:
         """Stop all of it: connections remain, and nothing answers any more."""
+        self._silent = True
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -130,7 +133,7 @@ class Hosts:
         self._kept[name] = Kept(*command, log=self.folder / f"{name}.log", env=self.env)
 
     def _fallen(self) -> list[str]:
-        return [name for name, kept in self._kept.items() if kept.ended()]
+        return [name for name, kept in self._kept.items() if kept.fallen()]
 
 
 def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = 20.0, every_s: float = 0.05) -> float:

@@ -94,7 +94,7 @@ class SshHosts(Hosts):
         """Between two tests: four hosts that answer, and no process of a command on any."""
         self.end_commands()
         for node in NODES:
-            if self._kept[node].ended() or len(self._kept[node].processes()) != 1:
+            if self._kept[node].fallen() or len(self._kept[node].processes()) != 1:
                 self.restore_node(node)
 
     def on(self, node: str, command: str) -> subprocess.CompletedProcess[str]:
@@ -109,8 +109,8 @@ class SshHosts(Hosts):
         (self.folder / node).mkdir(exist_ok=True)
         self._keep(node, str(which("sshd")), "-D", "-e", "-f", str(path))
         server = self._kept[node]
-        wait_until(lambda: server.ended() or _answers(port), f"sshd of {node}", every_s=0.01)
-        assert not server.ended(), server.log
+        wait_until(lambda: server.fallen() or _answers(port), f"sshd of {node}", every_s=0.01)
+        assert not server.fallen(), server.log
 
 
 def _answers(port: int) -> bool:

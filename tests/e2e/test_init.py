@@ -173,21 +173,28 @@ def test_three_commands_lead_to_a_decision_in_another_folder_too(cli, workdir: P
     assert third.rc == 0, third.out + third.err
 
 
-@pytest.mark.parametrize("out", ["my-train.yaml", "ci/gpu/my-train.yaml"])
-def test_its_runbook_runs_from_any_folder(out: str, cli, workdir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "out", "workdir_key"),
+    [
+        (("python", "train.py"), "my-train.yaml", "."),
+        (("./go.sh", "--max-steps", "9000", "--output-dir", "o"), "ci/gpu/my-train.yaml", "../.."),
+    ],
+)
+def test_its_runbook_runs_from_any_folder(
+    command: tuple[str, ...], out: str, workdir_key: str, cli, workdir: Path, tmp_path: Path
+) -> None:
     _write(workdir, "json lines").rename(workdir / "train.py")
-    (workdir / out).parent.mkdir(parents=True, exist_ok=True)
+    (workdir / "ci" / "gpu").mkdir(parents=True)
     (workdir / "go.sh").write_text(f"#!/bin/sh\nexec {sys.executable} train.py $*\n", encoding="utf-8")
     (workdir / "go.sh").chmod(0o755)
     (tmp_path / "else").mkdir()
-    given = ("--max-steps", "9000", "--output-dir", "o")
-    for command in (("python", "train.py"), ("./go.sh", *given)):
-        made = cli("init", "--force", "-o", out, "--", *command)
-        assert made.rc == 0, made.err
-        short = ("--set", "baseline.steps=60", "--only", "baseline")
-        ended = cli("run", str(workdir / out), *short, cwd=tmp_path / "else")
-        assert ended.rc == 3, ended.out + ended.err
-    assert yaml.safe_load((workdir / out).read_text())["trainer"]["workdir"] == ("." if out[0] == "m" else "../..")
+    (workdir / out).write_text("another runbook", encoding="utf-8")
+    made = cli("init", "--force", "-o", out, "--", *command)
+    assert made.rc == 0, made.err
+    short = ("--set", "baseline.steps=60", "--only", "baseline")
+    ended = cli("run", str(workdir / out), *short, cwd=tmp_path / "else")
+    assert ended.rc == 3, ended.out + ended.err
+    assert yaml.safe_load((workdir / out).read_text())["trainer"]["workdir"] == workdir_key
 
 
 def test_a_command_whose_loss_rises_is_no_go(cli, workdir: Path) -> None:

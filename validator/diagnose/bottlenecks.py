@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
-from validator.model.result import Floats, Steps
+from validator.model.result import Floats
 from validator.stats.autocorrelation import effective_size, lag1, long_run_stdev
 from validator.stats.distributions import binomial_above, t_below
 from validator.stats.means import holm
@@ -49,10 +49,10 @@ class _Lag:
 @rule("straggler", "warning", of="run")
 def straggler(run: RunFacts) -> Iterator[Diagnosis]:
     """One rank has a higher compute time than the others, always or now and then, and all wait for it."""
-    ranks, steps, work = _work(run)
-    if len(ranks) < 2 or len(steps) < _MIN_STEPS:
+    ranks, work = _work(run)
+    if len(ranks) < 2 or work.shape[1] < _MIN_STEPS:
         return
-    lags = _lags(run, ranks, steps, work)
+    lags = _lags(run, ranks, work)
     adjusted = holm([lag.p_value for lag in lags])  # 1 for ranks that lag too little to be reported
     slow = [lag for lag, p_value in zip(lags, adjusted, strict=True) if p_value < _LEVEL]
     if not slow:
@@ -69,14 +69,14 @@ def straggler(run: RunFacts) -> Iterator[Diagnosis]:
         f"{subject} has {format_percent(worst.share)} higher compute time than {others}{now_and_then}, "
         f"which costs {format_percent(worst.cost)} of a step (score {1 / (1 + worst.share):.2f}).",
         severity="warning" if worst.share >= _LAG_WARNING or worst.cost >= _COST_WARNING else "info",
-        because=[evidence(f"compute_time_s, mean over {len(steps)} steps: {listed}", path)],
+        because=[evidence(f"compute_time_s, mean over {work.shape[1]} steps: {listed}", path)],
         next_step=f"Look at rank {worst.rank}'s device: clocks, temperature, PCIe width, other processes (nvidia-smi "
         "-q), and at the length of its data; swap devices by CUDA_VISIBLE_DEVICES to see whether it moves along.",
     )
 
 
-def _work(run: RunFacts) -> tuple[list[int], Steps, Floats]:
-    """Ranks `[r]`, the steps `[n]` that all recorded after warm-up, and their compute times `[r, n]`, seconds."""
+def _work(run: RunFacts) -> tuple[list[int], Floats]:
+    """Ranks `[r]`, and their compute times in the `n` steps that all recorded after warm-up, `[r, n]`, seconds."""
     own = {
         rank: series["compute_time_s"]
         for rank, series in sorted(run.result.rank_series.items())
@@ -89,15 +89,15 @@ def _work(run: RunFacts) -> tuple[list[int], Steps, Floats]:
         if steps.size >= _MIN_STEPS:
             columns[rank] = (steps, one.values[usable][first])
     if not columns:
-        return [], np.empty(0, dtype=np.int64), np.empty((0, 0))
+        return [], np.empty((0, 0))
     shared = next(iter(columns.values()))[0]
     for steps, _ in columns.values():
         shared = np.intersect1d(shared, steps, assume_unique=True)
     work = np.array([values[np.searchsorted(steps, shared)] for steps, values in columns.values()])
-    return list(columns), shared, work
+    return list(columns), work
 
 
-def _lags(run: RunFacts, ranks: list[int], steps: Steps, work: Floats) -> list[_Lag]:
+def _lags(run: RunFacts, ranks: list[int], work: Floats) -> list[_Lag]:
     """Each rank compared with the median of the others, step by step."""
     times = run.result.series.get("step_time_s")
     whole = float(work.max(axis=0).mean())

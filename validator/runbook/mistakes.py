@@ -46,7 +46,7 @@ def check_mistakes(built: Built, runbook: Runbook) -> Iterator[Problem]:
     fixed = list(_fixed_folders(texts))
     yield from fixed
     if not fixed and not any("{out}" in str(node.value) or "{run_dir}" in str(node.value) for _, node in texts):
-        yield from _folder_in_config(built, runbook)
+        yield from _folder_in_config(runbook)
 
 
 def _given(built: Built, runbook: Runbook) -> Iterator[tuple[Place, YamlNode]]:
@@ -138,7 +138,7 @@ def _names_folder(name: str) -> bool:
     return flat_name(name).lower().rpartition(".")[2] in OUT_NAMES
 
 
-def _folder_in_config(built: Built, runbook: Runbook) -> Iterator[Problem]:
+def _folder_in_config(runbook: Runbook) -> Iterator[Problem]:
     """A config of the trainer's own, named in its command, that fixes the folder; the command line passes none."""
     cwd = runbook.trainer.folder or ""
     for word in runbook.trainer.command[1:] if not has_placeholder(cwd) else ():

@@ -100,11 +100,11 @@ class FakeRun:
         times = self._times(spec)
         span_s = sum(times) + sum(self.pauses.values()) + 3.0 + self.idle_s
         start_s = time.time() - span_s
-        texts = {"training.csv": self._table(spec, times), "metrics.json": '{"status": "done"}'}
+        texts = {"training.csv": self._table(times), "metrics.json": '{"status": "done"}'}
         texts["env.json"] = json.dumps(self._env_file(spec, start_s))
         texts["arrivals.jsonl"] = self._arrivals(times)
         for rank in range(self._ranks(spec)):
-            texts[f"heartbeat_rank{rank}.jsonl"] = self._beats(spec, rank, times, start_s)
+            texts[f"heartbeat_rank{rank}.jsonl"] = self._beats(rank, times, start_s)
         texts |= {"logs/stdout.log": self.stdout, "logs/stderr.log": self.stderr, **self.files}
         for name, text in texts.items():
             if name not in self.without:
@@ -131,7 +131,7 @@ class FakeRun:
     def _steps(self) -> Sequence[int]:
         return self.steps if self.steps is not None else range(1, len(self.rates) + 1)
 
-    def _table(self, spec: RunSpec, times: Sequence[float]) -> str:
+    def _table(self, times: Sequence[float]) -> str:
         losses = self.losses if self.losses is not None else falling(len(self.rates))
         norms = scatter(0.9, len(self.rates), share=0.05, seed=3)
         columns = {"step_time_s": times, "grad_norm": norms, **self.columns}
@@ -167,7 +167,7 @@ class FakeRun:
         }
         return {**facts, **({"effective": config} if self.config_reported else {}), **self.facts}
 
-    def _beats(self, spec: RunSpec, rank: int, times: Sequence[float], start_s: float) -> str:
+    def _beats(self, rank: int, times: Sequence[float], start_s: float) -> str:
         clock, pid, done = start_s + 2.0, 4000 + rank, 0
         lines = []
 

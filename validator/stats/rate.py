@@ -126,8 +126,7 @@ class _Rate:
         self.sound = bool((np.isfinite(every.values) & (every.values > 0)).all())
         self.clock = clock_for(result, base.source)
         self.declared = result.evidence.tokens_per_step
-        derived = result.evidence.derived
-        self.rate_is_claim, self.times_are_claim = "toks_per_s" not in derived, "step_time_s" not in derived
+        self.times_are_claim = "step_time_s" not in result.evidence.derived
         tokens = self._tokens(every.values)
         self.in_seconds = tokens is not None
         self.tokens: Floats = self.covered if tokens is None else tokens

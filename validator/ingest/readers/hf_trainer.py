@@ -47,7 +47,6 @@ class TwoStreams:
     _per_epoch: tuple[float, float] = (0.0, math.inf)
     """Fewest and most steps of an epoch that fit the pairs so far."""
 
-    _bars: int = 0
     _drawn: int = 0
 
     def take(self, line: int, text: str, end: int = 0) -> Iterator[LoggedRow]:
@@ -67,7 +66,6 @@ class TwoStreams:
             yield from self._pairs()
 
     def _bar(self, step: int, elapsed: str, end: int) -> Iterator[LoggedRow]:
-        self._bars += 1
         if self._cleared:
             self._cleared = False
             self._marks.append(step)
@@ -121,8 +119,3 @@ class TwoStreams:
         while self._dictionaries:
             line, _, values = self._dictionaries.popleft()
             self._lose(line, values)
-
-    @property
-    def drew_a_bar(self) -> bool:
-        """Whether any bar of training was seen."""
-        return self._bars > 0
