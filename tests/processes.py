@@ -1,10 +1,12 @@
-"""Programs that tests start."""
+"""Programs that tests start, and waiting for what they do."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +33,13 @@ def start_validator(
     """Start `validator …`, with the variables of `env` beside the present ones."""
     command = [sys.executable, "-m", "validator", *arguments]
     return subprocess.Popen(command, cwd=cwd, env={**os.environ, **(env or {})}, text=True, **streams)
+
+
+def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = 60.0, every_s: float = 0.05) -> float:
+    """Wait for a condition; returns the seconds that it took, TimeoutError after `timeout_s`."""
+    began = time.monotonic()
+    while not holds():
+        if time.monotonic() - began >= timeout_s:
+            raise TimeoutError(f"{what}: not within {timeout_s:.1f} s")
+        time.sleep(every_s)
+    return time.monotonic() - began

@@ -8,8 +8,7 @@ import random
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +133,6 @@ class Hosts:
 
     def _fallen(self) -> list[str]:
         return [name for name, kept in self._kept.items() if kept.fallen()]
-
-
-def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = 20.0, every_s: float = 0.05) -> float:
-    """Wait for a condition; returns the seconds that it took, TimeoutError after `timeout_s`."""
-    began = time.monotonic()
-    while not holds():
-        if time.monotonic() - began >= timeout_s:
-            raise TimeoutError(f"{what}: not within {timeout_s:.1f} s")
-        time.sleep(every_s)
-    return time.monotonic() - began
 
 
 def free_ports(count: int) -> list[int]:

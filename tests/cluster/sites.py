@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import yaml
 
-from tests.cluster.hosts import NODES, Hosts, wait_until
+from tests.cluster.hosts import NODES, Hosts
 from tests.cluster.slurm import Slurm
 from tests.cluster.ssh import SshHosts
-from tests.processes import start_validator
+from tests.processes import start_validator, wait_until
 
 TRAINER = Path(__file__).with_name("paced_trainer.py")
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.hosts import NODES, PATH, Hosts, free_ports, need, wait_until
+from tests.cluster.hosts import NODES, PATH, Hosts, free_ports, need
+from tests.processes import wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "salloc", "sbatch", "scontrol", "munged")
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"

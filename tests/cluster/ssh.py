@@ -9,7 +9,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tests.cluster.hosts import NODES, Hosts, free_ports, need, wait_until, which
+from tests.cluster.hosts import NODES, Hosts, free_ports, need, which
+from tests.processes import wait_until
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen")
 PACKAGES = "openssh-server openssh-client"

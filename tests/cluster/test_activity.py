@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.cluster.hosts import wait_until
 from tests.cluster.sites import OverSsh
 from tests.cluster.ssh import SshHosts
+from tests.processes import wait_until
 from validator.model.cluster import Allocation, Node, SshOptions
 from validator.model.plan import RunSpec
 from validator.model.runbook import TrainerMetrics, Watchdog

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import NODES, wait_until
+from tests.cluster.hosts import NODES
 from tests.cluster.sites import Faults, InJob, OverSsh, Site
 from tests.cluster.slurm import Slurm
+from tests.processes import wait_until
 
 MakeSite = Callable[[str], Site]
 ENGINES = ("local", "ssh", "slurm", "job")
@@ -80,12 +81,11 @@ class Fault:
 
 FAULTS = {
     "slow nodes": Fault(
-        [alone("ten"), alone("thirty"), alone("often")],
-        {"ten.slow": ("N1", 10), "thirty.slow": ("N2", 30), "often.slow": ("N3", 25)},
+        [alone("ten"), alone("often")],
+        {"ten.slow": ("N1", 10), "often.slow": ("N3", 25)},
         # Each tenth step of the last one takes four times as long.
         faults=lambda site: {
             "ten": {"n1": {"slow": 1 / 0.9}},
-            "thirty": {"n2": {"slow": 1 / 0.7}},
             "often": {"n3": {"slow": 4.0, "every": 10}},
         },
         cluster={"nodes": 4},

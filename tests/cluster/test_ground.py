@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.hosts import wait_until
 from tests.cluster.slurm import Slurm
 from tests.cluster.ssh import SshHosts
+from tests.processes import wait_until
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def test_nothing_outlives_a_killed_test_run(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        wait_until(lambda: (tmp_path / "ready").exists() or runner.poll() is not None, "the test", timeout_s=60)
+        wait_until(lambda: (tmp_path / "ready").exists() or runner.poll() is not None, "the test")
         assert runner.poll() is None, runner.stdout and runner.stdout.read()
         started = psutil.Process(runner.pid).children(recursive=True)
     finally:

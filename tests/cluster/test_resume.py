@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.cluster.hosts import wait_until
 from tests.cluster.sites import Ended, Site
 from tests.cluster.slurm import Slurm
+from tests.processes import wait_until
 
 MakeSite = Callable[[str], Site]
 
@@ -42,7 +42,7 @@ def test_a_requeued_job_comes_to_its_decision_on_other_nodes(site_of: MakeSite, 
         *("-N3", "--requeue", "--exclusive"),
     )
     for node in ("n1", "n2", "n3"):
-        wait_until(site.mark(node).exists, f"{node} in mid-phase", timeout_s=60)
+        wait_until(site.mark(node).exists, f"{node} in mid-phase")
     slurm.submit("sleep 600", "-N1", "-w", "n1", "--partition=urgent", "--exclusive")
     slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout_s=90)
     assert (slurm.job(job)["Restarts"], slurm.job(job)["ExitCode"]) == ("1", "0:0"), slurm.output(job)

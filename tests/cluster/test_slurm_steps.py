@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import wait_until
 from tests.cluster.slurm import Slurm
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.long  # what Slurm itself does, which its races decide; nothing of ours is tested here
 

@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
-from tests.cluster.hosts import wait_until
 from tests.cluster.ssh import SshHosts
+from tests.processes import wait_until
+
+pytestmark = pytest.mark.long  # what ssh itself does; what the engine makes of it is tested beside the engine
 
 
 def test_255_is_a_lost_host_and_a_killed_command(sshd: SshHosts) -> None:

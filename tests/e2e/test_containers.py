@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.folders import result_of, run_folder
-from tests.processes import python
+from tests.processes import python, wait_until
 from validator.runs.journal import read
 
 DOUBLE = Path(__file__).with_name("engine_double.py")
@@ -90,20 +90,12 @@ class Engine:
         return path
 
 
-def eventually(condition: Callable[[], object], *, within_s: float = 20.0) -> object:
-    until = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)
-    return found
-
-
 @pytest.fixture
 def engine(tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     (tmp_path / "engine").mkdir()
     made = Engine(tmp_path / "engine", workdir)
     monkeypatch.setenv("PATH", f"{made.bin}:{os.environ['PATH']}")
-    eventually(lambda: (made.state / "ready").exists())
+    wait_until((made.state / "ready").exists, "the engine")
     yield made
     for pid in made.state.glob("*.pid"):
         os.killpg(int(pid.read_text()), signal.SIGKILL)
@@ -111,13 +103,18 @@ def engine(tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> It
     made.service.wait()
 
 
+def runs_with_its_variables(cli, engine: Engine, name: str, **options: str) -> None:
+    """A run passes, and its trainer has the variables of `.env`, none of the host's, and the working directory."""
+    before = "print(os.environ['PLAIN'], len(os.environ['HF_TOKEN']), 'HOME' in os.environ, os.getcwd())"
+    answer = cli("run", str(engine.write(before=before, engine=name, **options)))
+    assert answer.rc == 0, answer.out + answer.err
+    log = (run_folder(engine.workdir) / "runs/baseline/r1/logs/stdout.log").read_text()
+    assert log.startswith(f"word 14 False {engine.workdir}\n")
+
+
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_a_trainer_in_a_container_is_validated(cli, engine: Engine, workdir: Path, name: str) -> None:
-    before = "print(os.environ['PLAIN'], len(os.environ['HF_TOKEN']), 'HOME' in os.environ, os.getcwd())"
-    answer = cli("run", str(engine.write(before=before, engine=name)))
-    assert answer.rc == 0, answer.out + answer.err
-    log = (run_folder(workdir) / "runs/baseline/r1/logs/stdout.log").read_text()
-    assert log.startswith(f"word 14 False {workdir}\n")
+    runs_with_its_variables(cli, engine, name)
     (argv,) = (json.loads(path.read_text()) for path in engine.state.glob("*.argv"))
     assert f"type=bind,source={workdir},target={workdir}" in argv
     assert not any("hunter2" in word for word in argv)
@@ -159,9 +156,8 @@ def test_a_container_outlives_its_client_and_is_ended(
 ) -> None:
     monkeypatch.setenv("ENGINE_HIDES", "VALIDATOR_RUN_TOKEN")
     runner = started(engine, engine.write(pause=0.1), workdir)
-    client = eventually(lambda: [e.fields["pid"] for e in journal(workdir) if e.event == "attempt_started"])
-    eventually(engine.alive)
-    os.kill(client[0], signal.SIGKILL)
+    (client,) = clients(workdir)
+    os.kill(client, signal.SIGKILL)
     assert runner.wait(60) == 1
     outcome = result_of(workdir)["phases"][0]["runs"][0]["outcome"]
     assert (outcome["reason"], outcome["rc"]) == ("exited", -9)
@@ -171,7 +167,6 @@ def test_a_container_outlives_its_client_and_is_ended(
 
 def test_ctrl_c_ends_the_container(engine: Engine, workdir: Path) -> None:
     runner = started(engine, engine.write(pause=0.1), workdir)
-    eventually(engine.alive)
     time.sleep(0.3)
     runner.send_signal(signal.SIGINT)
     assert runner.wait(60) == 130
@@ -184,20 +179,16 @@ def test_a_killed_runner_leaves_no_container(
 ) -> None:
     monkeypatch.setenv("ENGINE_HIDES", hides)
     runner = started(engine, engine.write(pause=0.1), workdir)
-    eventually(engine.alive)
     runner.kill()
     runner.wait()
-    eventually(lambda: not engine.alive(), within_s=30)
+    wait_until(lambda: not engine.alive(), "the end of the container", timeout_s=30)
 
 
 def test_what_a_killed_guardian_left_is_ended_when_the_run_is_resumed(
     cli, engine: Engine, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENGINE_HIDES", "VALIDATOR_RUN_TOKEN")
-    path = engine.write(pause=0.1)
-    runner = started(engine, path, workdir)
-    eventually(engine.alive)
-    eventually(lambda: any(e.event == "attempt_started" for e in journal(workdir)))
+    runner = started(engine, engine.write(pause=0.1), workdir)
     (guardian,) = (
         int(pid)
         for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
@@ -224,7 +215,7 @@ def test_a_run_in_a_container_is_ended_behind_its_steps(cli, engine: Engine, wor
     assert not engine.alive()
 
 
-def test_apptainer_passes_variables_by_name(cli, engine: Engine, workdir: Path) -> None:
+def test_apptainer_passes_variables_by_name(cli, engine: Engine) -> None:
     (engine.bin / "apptainer").write_text(
         f"""#!{sys.executable}
 import os, sys
@@ -236,14 +227,10 @@ os.execve(words[begin], words[begin:], {{**inner, "PATH": "/bin"}})
 """
     )
     (engine.bin / "apptainer").chmod(0o755)
-    before = "print(os.environ['PLAIN'], len(os.environ['HF_TOKEN']), 'HOME' in os.environ, os.getcwd())"
-    answer = cli("run", str(engine.write(before=before, engine="apptainer", args="[--nv]")))
-    assert answer.rc == 0, answer.out + answer.err
-    log = (run_folder(workdir) / "runs/baseline/r1/logs/stdout.log").read_text()
-    assert log.startswith(f"word 14 False {workdir}\n")
+    runs_with_its_variables(cli, engine, "apptainer", args="[--nv]")
 
 
-def test_enroot_enters_the_working_directory(cli, engine: Engine, workdir: Path) -> None:
+def test_enroot_enters_the_working_directory(cli, engine: Engine) -> None:
     (engine.bin / "enroot").write_text(
         f"""#!{sys.executable}
 import os, sys
@@ -256,11 +243,7 @@ os.execve("/bin/sh", words[begin:], {{**{{n: os.environ[n] for n in named if n i
 """
     )
     (engine.bin / "enroot").chmod(0o755)
-    before = "print(os.environ['PLAIN'], len(os.environ['HF_TOKEN']), 'HOME' in os.environ, os.getcwd())"
-    answer = cli("run", str(engine.write(before=before, engine="enroot", args="[]")))
-    assert answer.rc == 0, answer.out + answer.err
-    log = (run_folder(workdir) / "runs/baseline/r1/logs/stdout.log").read_text()
-    assert log.startswith(f"word 14 False {workdir}\n")
+    runs_with_its_variables(cli, engine, "enroot", args="[]")
 
 
 def test_an_engine_that_is_absent(cli, engine: Engine) -> None:
@@ -276,18 +259,19 @@ def test_an_engine_that_is_absent(cli, engine: Engine) -> None:
 
 
 def started(engine: Engine, path: Path, workdir: Path) -> subprocess.Popen[bytes]:
-    """A runner in a session of its own."""
-    return subprocess.Popen(
+    """A runner in a session of its own, once its container runs and its journal says so."""
+    runner = subprocess.Popen(
         [sys.executable, "-m", "validator", "run", str(path), "--no-lock"],
         cwd=workdir,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    wait_until(lambda: engine.alive() and clients(workdir), "the container")
+    return runner
 
 
-def journal(workdir: Path) -> list:
-    try:
-        return list(read(run_folder(workdir) / "journal.jsonl"))
-    except (OSError, ValueError):
-        return []
+def clients(workdir: Path) -> list[int]:
+    """The pids of the clients that were started so far."""
+    journals = (workdir / "reports").glob("*/journal.jsonl")
+    return [event.fields["pid"] for path in journals for event in read(path) if event.event == "attempt_started"]

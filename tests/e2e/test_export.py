@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -17,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.e2e.conftest import RATED_TRAINER, REPOSITORY
+from tests.webhooks import listening, served
 
 WANDB = """
 import json, os, pathlib
@@ -170,36 +167,6 @@ def test_a_folder_without_a_run_is_refused(cli: Any, workdir: Path) -> None:
 # The libraries themselves, where they are installed.
 
 
-@contextmanager
-def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """A server on the loopback; gives its address."""
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@contextmanager
-def collector(taken: list[bytes]) -> Iterator[str]:
-    """A server that takes what is posted to it."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            taken.append(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with served(Handler) as address:
-        yield address
-
-
 class TrackingServer(BaseHTTPRequestHandler):
     """As much of MLflow's REST API as an export needs, behind a password."""
 
@@ -238,7 +205,8 @@ class TrackingServer(BaseHTTPRequestHandler):
 def test_a_running_mlflow_server_takes_it(cli: Any, rated: Path) -> None:
     pytest.importorskip("mlflow")
     TrackingServer.runs = {}
-    with served(TrackingServer) as uri:
+    with served(TrackingServer) as address:
+        uri = f"http://{address}"
         refused = cli("export", str(rated), "--to", "mlflow", "--uri", uri)
         assert (refused.rc, "MLFLOW_TRACKING_PASSWORD" in refused.err) == (4, True)
         given = uri.replace("//", "//me:s3cretpw9@")
@@ -277,13 +245,12 @@ def test_wandb_itself_takes_it(cli: Any, rated: Path, workdir: Path) -> None:
 
 def test_a_collector_takes_every_value(cli: Any, rated: Path) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
-    taken: list[bytes] = []
-    with collector(taken) as uri:
-        answer = cli("export", str(rated), "--to", "otel", "--uri", uri)
+    with listening() as (address, posts):
+        answer = cli("export", str(rated), "--to", "otel", "--uri", f"http://{address}")
     assert answer.rc == 0, answer.err
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-    request = ExportMetricsServiceRequest.FromString(taken[0])
+    request = ExportMetricsServiceRequest.FromString(posts[0].body)
     metrics = {one.name: one.gauge.data_points for one in request.resource_metrics[0].scope_metrics[0].metrics}
     assert metrics["validator.go"][0].as_double == 1.0
     assert metrics["validator.run.loss.last"][0].as_double == 2.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 
-from tests.processes import start_validator
+from tests.processes import start_validator, wait_until
 
 RUNBOOK = """\
 schema: 1
@@ -25,17 +24,14 @@ def test_it_is_written_beside_a_run_that_goes_on(workdir: Path) -> None:
     own = {"XDG_RUNTIME_DIR": str(workdir), "NO_COLOR": "1"}
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     runner = start_validator("run", "waits.yaml", cwd=workdir, env=own, **streams)
-    deadline = time.monotonic() + 60
     try:
-        while not (written := list((workdir / "reports").glob("*/result.json"))):
-            assert time.monotonic() < deadline
-            assert runner.poll() is None
-            time.sleep(0.05)
-        so_far = json.loads(written[0].read_text(encoding="utf-8"))
+        wait_until(lambda: any((workdir / "reports").glob("*/result.json")), "a report")
+        (written,) = (workdir / "reports").glob("*/result.json")
+        so_far = json.loads(written.read_text(encoding="utf-8"))
     finally:  # whatever was found, the run goes on to its end
         (workdir / "gate").touch()
         _, told = runner.communicate(timeout=60)
     assert runner.returncode == 0, told
     statuses = {phase["id"]: phase["status"] for phase in so_far["phases"]}
     assert (so_far["decision"], statuses) == ("IN_PROGRESS", {"short": "PASS", "long": "RUNNING", "last": "NOT_RUN"})
-    assert json.loads(written[0].read_text(encoding="utf-8"))["decision"] == "GO"
+    assert json.loads(written.read_text(encoding="utf-8"))["decision"] == "GO"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.e2e.folders import result_of, run_folder
-from tests.processes import start_validator
+from tests.processes import start_validator, wait_until
 
 
 def _marked(folder: Path) -> list[psutil.Process]:
@@ -39,10 +38,7 @@ def test_ctrl_c_stops_the_run_and_says_so(train_runbook, workdir: Path, tmp_path
     own = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     runner = start_validator("run", str(book), cwd=workdir, env=own, start_new_session=True, **streams)
-    deadline = time.monotonic() + 30
-    while not any("training.csv" in name for _, _, names in os.walk(workdir) for name in names):
-        assert time.monotonic() < deadline, "the trainer never started"
-        time.sleep(0.05)
+    wait_until(lambda: any(workdir.rglob("training.csv")), "the start of the trainer", timeout_s=30)
     os.killpg(runner.pid, signal.SIGINT)  # as a terminal does
     _, err = runner.communicate(timeout=60)
     assert runner.returncode == 130, err

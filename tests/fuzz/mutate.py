@@ -14,6 +14,8 @@ _JUNK = (
     *(b"\0" * 16, b"\n", b"\r\n", b",,,,", b"nan", b"-inf", b"1e400", b'"', b"{", b"}}", b"[[[[", b"\xff\xfe"),
     *(b"step,loss\n", b"null", b"-0", b"<script>", b"\x1b[2J", b"\xe2\x80\xae", b"99999999999999999999", b": ", b"- "),
     *(b"&a *a", b"!!python/object", b"'", b"\t", b"#", b"|\n", b"true", b"0x1F", b"1_0", b"\xf0\x9f\x92\xa5"),
+    *(b'"seq_len": -1', b'"world_size": 0', b'"world_size": 1e99', b'"tokens_per_step": NaN', b"0 steps remaining"),
+    *(b"ETA 1e9 h", b"ETA 99:99:99", b"speedup 0x\nspeedup 9x", b"step 0/0 eta 5 h"),
 )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nsa.loop
 
-__all__ = ["at_step", "until"]
+__all__ = ["at_step", "has_rows", "until"]
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[Any], None]) -> None:
@@ -23,6 +24,11 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[Any], 
         return launch(run, number)
 
     monkeypatch.setattr(nsa.loop, "_launch", wrapped)
+
+
+def has_rows(table: Path, count: int) -> bool:
+    """Whether so many rows, and the head, have been written."""
+    return table.exists() and table.read_text().count("\n") > count
 
 
 def until(condition: Callable[[], object], *, within_s: float = 5.0) -> None:

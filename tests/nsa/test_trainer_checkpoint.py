@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,8 @@ from nsa.checkpoint import CheckpointError, find_newest, load_checkpoint, save_c
 from nsa.telemetry.files import AppendCsv, cut_csv_after
 from tests.nsa.conftest import Rows, Train
 from tests.nsa.ranks import Ranks, RankServer, is_running
-from tests.nsa.steps import at_step
+from tests.nsa.steps import at_step, has_rows
+from tests.processes import wait_until
 
 
 def column(table: list[dict[str, str]], name: str) -> list[str]:
@@ -49,12 +49,11 @@ def test_resume_without_a_checkpoint_starts_over_and_says_so(
     assert column(rows(tmp_path / "training.csv"), "step") == ["1", "2", "3", "4"]
 
 
-def kill_when(process: Ranks, condition: Callable[[], bool], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the run never got there"
-        assert is_running(process.pids[0]), "the run ended by itself"
-        time.sleep(0.005)
+def kill_when(process: Ranks, condition: Callable[[], bool]) -> None:
+    """Kill the run at its moment, before which it must not end by itself."""
+    wait_until(
+        lambda: condition() or not is_running(process.pids[0]), "the moment to kill it", timeout_s=120, every_s=0.005
+    )
     process.kill()
     assert process.wait() == [None]
 
@@ -66,7 +65,7 @@ def test_resume_after_sigkill(
     out = tmp_path / "killed"
     process = rank_server.start_alone("nsa.train", [*tiny, *settings, "--out", str(out)])
     csv = out / "training.csv"
-    kill_when(process, lambda: csv.exists() and csv.read_text().count("\n") > 17)
+    kill_when(process, lambda: has_rows(csv, 17))
     assert train(out, *settings, "--resume") == 0
     assert train(tmp_path / "whole", *settings) == 0
     for file in ("training.csv", "val.csv"):
@@ -264,13 +263,7 @@ def test_two_processes_never_share_a_folder(
     settings = ["--steps", "100000", "--out", str(tmp_path)]
     process = rank_server.start_alone("nsa.train", [*tiny, *settings])
     csv = tmp_path / "training.csv"
-
-    def has_begun() -> bool:
-        return csv.exists() and csv.read_text().count("\n") > 2
-
-    deadline = time.monotonic() + 60
-    while not has_begun() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: has_rows(csv, 2), "its first steps")
     for extra in ([], ["--resume"]):
         with monkeypatch.context() as patch:
             patch.setattr("nsa.outdir.LOCK_GRACE_S", 0.0)

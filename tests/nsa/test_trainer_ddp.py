@@ -29,6 +29,8 @@ from nsa.parallel import ReduceHook, WaitMark, effective_compression
 from nsa.telemetry.recorder import Recorder
 from tests.nsa.conftest import Beats, Rows, StartRanks, Train, TrainRanks
 from tests.nsa.ranks import RankServer, is_running
+from tests.nsa.steps import has_rows
+from tests.processes import wait_until
 
 
 def floats(table: list[dict[str, str]], name: str) -> list[float]:
@@ -160,14 +162,10 @@ def torchrun(out: Path, tiny: list[str], *extra: str, patience_s: int = 30) -> s
 
 
 def wait_for_step(out: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if (out / "heartbeat_rank1.jsonl").exists() and (out / "training.csv").exists():
-            lines = (out / "training.csv").read_text().count("\n")
-            if lines > step:
-                return
-        time.sleep(0.002)
-    pytest.fail("the run never got to its first steps")
+    def reached() -> bool:
+        return (out / "heartbeat_rank1.jsonl").exists() and has_rows(out / "training.csv", step)
+
+    wait_until(reached, f"step {step}", timeout_s=120, every_s=0.002)
 
 
 def pids_of(out: Path, beats: Beats) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from nsa.effective import settle_config
 from nsa.parallel import World
 from nsa.resolve import resolve
 from tests.nsa.conftest import Beats, Rows, StartRanks, Train, TrainRanks
+from tests.nsa.steps import has_rows
+from tests.processes import wait_until
 
 shards_here = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="this torch shards on a GPU only; see nsa.effective"
@@ -69,9 +70,7 @@ def test_parts_train_like_a_whole_and_resume_as_either(
 def test_bf16_parts_stop_together(tmp_path: Path, start_ranks: StartRanks, rows: Rows, beats: Beats) -> None:
     ranks = start_ranks(tmp_path, "--steps", "100000", "--parallel", "fsdp", "--dtype", "bf16")
     csv = tmp_path / "training.csv"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (csv.exists() and csv.read_text().count("\n") > 5):
-        time.sleep(0.02)
+    wait_until(lambda: has_rows(csv, 5), "its first steps")
     (tmp_path / ".HALT").touch()
     assert ranks.wait() == [3, 3], ranks.said
     last = [beats(tmp_path, rank)[-1] for rank in (0, 1)]

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from nsa.attention.spans import set_spans
 from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
 from tests.nsa.conftest import Beats, Rows
-from tests.processes import python
+from tests.nsa.steps import has_rows
+from tests.processes import python, wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -193,11 +193,8 @@ def test_resume_after_sigkill_goes_on_like_the_run_that_was_not_killed(
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     csv = killed / "training.csv"
     process = subprocess.Popen(command(killed, *settings), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 240
-    while not csv.exists() or csv.read_text().count("\n") <= at:
-        assert process.poll() is None, "the run ended by itself"
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: has_rows(csv, at) or process.poll() is not None, f"step {at}", timeout_s=240, every_s=0.002)
+    assert process.poll() is None, "the run ended by itself"
     ranks = [beats(killed, rank)[0]["pid"] for rank in range(min(torch.cuda.device_count(), 2))]
     for pid in (process.pid, *ranks):
         os.kill(pid, signal.SIGKILL)

@@ -98,7 +98,7 @@ def test_a_run_with_graphs_does_and_tells_the_same(
     tmp_path: Path, train: Callable[..., int], monkeypatch: pytest.MonkeyPatch, extra: list[str]
 ) -> None:
     """Every row and every statistic, though the next replay of either graph overwrites the results."""
-    settings = ["--steps", "9", "--aux-every", "4", "--sdpa-audit", "--profile-steps", "2", *extra]
+    settings = ["--n-layers", "1", "--steps", "9", "--aux-every", "4", "--sdpa-audit", "--profile-steps", "2", *extra]
     assert train(tmp_path / "launched", *settings) == 0
     monkeypatch.setattr(effective, "why_no_graph", lambda **_: None)
     monkeypatch.setattr(microbatch, "MicroBatchGraph", Replayed)

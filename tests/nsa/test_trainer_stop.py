@@ -64,7 +64,7 @@ def test_sigterm_checkpoints_and_the_run_can_go_on(
     assert [int(r["step"]) for r in rows(tmp_path / "training.csv")] == list(range(1, 10))
 
 
-def test_a_second_interrupt_ends_at_once(
+def test_a_first_interrupt_is_acknowledged_and_a_second_ends_at_once(
     tmp_path: Path, train: Train, beats: Beats, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def interrupt_twice(run: Any) -> None:
@@ -74,7 +74,9 @@ def test_a_second_interrupt_ends_at_once(
 
     at_step(monkeypatch, 5, interrupt_twice)
     assert train(tmp_path, "--steps", "9") == 130
-    assert "nothing more was saved" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "[signal] SIGINT: the run stops after this step; once more interrupts at once" in said
+    assert "nothing more was saved" in said
     assert beats(tmp_path)[-1]["status"] == "interrupted"
     assert json.loads((tmp_path / "metrics.json").read_text())["status"] == "interrupted"
     assert not (tmp_path / "checkpoints").exists()
@@ -237,18 +239,6 @@ def test_beats_go_on_after_a_disk_that_was_full(tmp_path: Path, monkeypatch: pyt
     until(lambda: len(calls) > 3)
     heartbeat.close()
     assert len(calls) > 3
-
-
-def test_a_first_signal_is_acknowledged(
-    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    def interrupt(run: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        until(lambda: run.signals.stop_signal)
-
-    at_step(monkeypatch, 2, interrupt)
-    assert train(tmp_path, "--steps", "9") == 130
-    assert "[signal] SIGINT: the run stops after this step; once more interrupts at once" in capsys.readouterr().err
 
 
 def test_data_that_turns_out_broken_midway_is_an_error_and_no_bad_usage(

@@ -30,7 +30,8 @@ from nsa.prepare import main as prepare_main
 from nsa.prepare import prepare
 from nsa.probe import bus_bandwidth_gb_s
 from nsa.probe import main as probe_main
-from tests.nsa.conftest import Train
+from nsa.train import main as train_main
+from tests.nsa.conftest import TINY
 from tests.nsa.ranks import RankServer
 from tests.processes import python
 
@@ -163,12 +164,15 @@ def test_prepare_command(tmp_path: Path, corpus: Path, capsys: Any) -> None:
     assert "no file matches" in capsys.readouterr().err
 
 
-@pytest.fixture
-def trained(tmp_path: Path, train: Train) -> Path:
-    (tmp_path / "text.txt").write_text("abcdefgh" * 400)
-    data = ["--data", "local", "--data-path", str(tmp_path / "text.txt"), "--lr", "1e-2"]
-    assert train(tmp_path / "run", "--steps", "60", "--save-final", *data) == 0
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned its text; tests read it."""
+    folder, threads = tmp_path_factory.mktemp("trained"), torch.get_num_threads()
+    (folder / "text.txt").write_text("abcdefgh" * 400)
+    data = ["--data", "local", "--data-path", str(folder / "text.txt"), "--lr", "1e-2"]
+    assert train_main([*TINY, "--out", str(folder / "run"), "--steps", "60", "--save-final", *data]) == 0
+    torch.set_num_threads(threads)
+    return folder / "run"
 
 
 def test_a_trained_model_continues_its_text_with_and_without_caches(trained: Path, capsys: Any) -> None:

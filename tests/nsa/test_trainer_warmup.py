@@ -22,6 +22,7 @@ from nsa.model import LanguageModel
 from nsa.telemetry.startup import StartClock, process_age_s
 from nsa.warmup import kernel_shape, start_warm_up
 from tests.nsa.ranks import is_running
+from tests.processes import wait_until
 
 pytest.importorskip("triton", reason="Triton is Linux only")
 import nsa.kernels
@@ -79,16 +80,11 @@ def test_a_kernel_that_does_not_compile_is_said_and_left_to_its_launch(tmp_path:
 def test_a_killed_run_leaves_no_compiler_behind(tmp_path: Path) -> None:
     act = "(Path(sys.argv[1]) / str(os.getpid())).touch(); time.sleep(60)"
     process = run_script(tmp_path, act)
-    deadline = time.monotonic() + 90
-    while not list(tmp_path.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: any(tmp_path.iterdir()), "a worker", timeout_s=90)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     pids = [int(p.name) for p in tmp_path.iterdir()]
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a worker outlived the trainer"
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(is_running, pids)), "the end of all workers", timeout_s=90)
 
 
 KEYS = """

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import _slurm, _sshd, slurm, sshd  # noqa: F401 - fixtures
-from tests.cluster.hosts import Hosts, wait_until
+from tests.cluster.hosts import Hosts
+from tests.processes import wait_until
 from validator.engine import engine_of
 from validator.engine.base import Channel, Engine
 from validator.engine.lines import Lines

@@ -8,19 +8,25 @@ import time
 
 import psutil
 
-from tests.cluster.hosts import wait_until
+from tests.processes import wait_until
 from tests.validator.engine.conftest import Ground, all_end
 
 
 def test_every_node_runs_one_agent_that_knows_its_name(ground: Ground) -> None:
+    """What it writes to standard error is kept; its client is in a session, and no command line has a secret."""
     allocation = ground.allocate()
-    agents = ground.start(allocation)
+    agents = ground.start(allocation, more={"TEST_SECRET": "hunter2-value"})
+    for channel in agents.channels:
+        assert os.getsid(channel.process.pid) == channel.process.pid, "a signal to the head's group is not for it"
+        tree = [psutil.Process(channel.process.pid), *psutil.Process(channel.process.pid).children(recursive=True)]
+        assert not any("hunter2-value" in word for process in tree for word in process.cmdline())
     names = {node.name for node in allocation.nodes}
     assert names == {"n1", "n2", "n3"}
     assert {node.address for node in allocation.nodes} == {"127.0.0.1"}
     assert sorted(name for channel in agents.channels for name in channel.nodes) == sorted(names)
     agents.until(lambda: agents.of("started").keys() == names, "agents")
     assert len([one for one in agents.said if "started" in one]) == 3
+    wait_until(lambda: all("is here" in text for text in agents.trouble()), "standard error")
 
 
 def test_a_line_reaches_every_agent_and_an_end_too(ground: Ground) -> None:
@@ -69,17 +75,6 @@ def test_an_agent_that_leaves_does_not_end_the_others(ground: Ground) -> None:
     agents.until(lambda: agents.of("read").keys() == {"n2", "n3"}, "the others")
 
 
-def test_a_signal_to_the_group_of_the_head_does_not_reach_the_client(ground: Ground) -> None:
-    agents = ground.start(ground.allocate())
-    for channel in agents.channels:
-        assert os.getsid(channel.process.pid) == channel.process.pid
-
-
-def test_what_agents_write_to_standard_error_is_kept(ground: Ground) -> None:
-    agents = ground.start(ground.allocate())
-    wait_until(lambda: all("is here" in text for text in agents.trouble()), "standard error")
-
-
 def test_a_step_follows_another_on_the_same_nodes(ground: Ground) -> None:
     allocation = ground.allocate()
     for _ in range(2):
@@ -109,25 +104,14 @@ def test_a_python_without_validator_is_named(ground: Ground) -> None:
     wait_until(lambda: "pip install training-validator" in agents.trouble()[0], "the fix")
 
 
-def test_release_twice_is_harmless(ground: Ground) -> None:
-    allocation = ground.allocate()
-    ground.engine.release(allocation)
-    ground.engine.release(allocation)
-
-
-def test_state_knows_each_node(ground: Ground) -> None:
+def test_state_knows_each_node_and_release_twice_is_harmless(ground: Ground) -> None:
     allocation = ground.allocate()
     state = ground.engine.state(allocation)
     assert state.nodes.keys() == {"n1", "n2", "n3"}
     assert state.job in (None, "running")
     assert set(state.nodes.values()) <= {"up", "unknown"}
-
-
-def test_nothing_of_the_environment_is_on_a_command_line(ground: Ground) -> None:
-    agents = ground.start(ground.allocate(), more={"TEST_SECRET": "hunter2-value"})
-    for channel in agents.channels:
-        tree = [psutil.Process(channel.process.pid), *psutil.Process(channel.process.pid).children(recursive=True)]
-        assert not any("hunter2-value" in word for process in tree for word in process.cmdline())
+    ground.engine.release(allocation)
+    ground.engine.release(allocation)
 
 
 def _runs(pid: int) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.hosts import wait_until
 from tests.cluster.slurm import Slurm
+from tests.processes import wait_until
 from tests.validator.engine.conftest import Agents, Ground
 from validator.engine import clients
 from validator.engine.look import look
@@ -160,7 +160,7 @@ def test_the_others_go_on_where_a_node_dies(ground: Ground, dies: str) -> None:
             lambda index=index: {agents.of("read").get(name) for name in ("n1", "n3")} == {f"still {index}"}, "them"
         )
     allocation = ground.allocations[0]
-    wait_until(lambda: ground.engine.state(allocation).nodes["n2"] == "down", "the loss", timeout_s=60, every_s=0.5)
+    wait_until(lambda: ground.engine.state(allocation).nodes["n2"] == "down", "the loss", every_s=0.5)
     state = ground.engine.state(allocation)
     assert state.job == "running"
     assert state.nodes == {"n1": "up", "n2": "down", "n3": "up"}

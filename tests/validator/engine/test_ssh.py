@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.hosts import wait_until
+from tests.processes import wait_until
 from tests.validator.engine.conftest import Agents, Ground, all_end
 from validator.engine.look import look
 from validator.errors import Unable

@@ -8,12 +8,12 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import wait_until
 from validator.kinds import storage
 from validator.kinds.registry import loads
 from validator.runbook import RunbookError
@@ -108,9 +108,7 @@ def test_a_stop_leaves_nothing_behind(tmp_path: Path, disk: Path) -> None:
     words = (sys.executable, "-c", "from validator.kinds.storage import main; main()")
     given = (str(disk), str(tmp_path / "r.json"), str(MIB), str(MIB), "60")
     process = subprocess.Popen((*words, *given), env={**os.environ, "PATH": ""})
-    until = time.monotonic() + 60
-    while not list(disk.glob("*/data")) and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: any(disk.glob("*/data")), "the first write")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
     assert list(disk.iterdir()) == []

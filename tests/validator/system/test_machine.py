@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.processes import wait_until
 from validator.model.runbook import Hardware, PreflightPhase, Runbook
 from validator.model.verdict import Check
 from validator.system.checks import git_checks, host_checks, package_checks
@@ -297,10 +297,7 @@ def test_a_capture_does_not_outlive_its_process(tmp_path: Path) -> None:
     held.kill()
     held.wait()
     held.stdout.close()
-    deadline = time.monotonic() + 10
-    while sleepers(mark) and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    assert not sleepers(mark)
+    wait_until(lambda: not sleepers(mark), "the end of the capture")
 
 
 def sleepers(mark: str) -> list[int]:

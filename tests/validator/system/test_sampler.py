@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import wait_until
 from tests.validator.system.answers import Card, FakeNvml
 from validator.ingest.counters import read_counters
 from validator.ingest.read_log import ReadLog
@@ -22,12 +23,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def wait_for(path: Path, count: int) -> list[dict[str, str]]:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if path.exists() and len(rows(path)) >= count:
-            return rows(path)
-        time.sleep(0.01)
-    raise AssertionError(f"{path} did not get {count} rows")
+    wait_until(lambda: path.exists() and len(rows(path)) >= count, f"{count} rows of {path}", every_s=0.01)
+    return rows(path)
 
 
 def test_one_row_per_interval_with_host_and_gpu(tmp_path: Path) -> None:
@@ -89,9 +86,7 @@ def test_what_goes_wrong_ends_the_sampling_and_nothing_else(tmp_path: Path) -> N
     path = tmp_path / "telemetry.csv"
     path.mkdir()
     with Sampler(path, interval_s=0.01) as sampler:
-        deadline = time.monotonic() + 10
-        while sampler.failure is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: sampler.failure is not None, "the failure", every_s=0.01)
     assert "IsADirectoryError" in sampler.failure
 
 
