@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.slurm import Slurm
 from tests.processes import wait_until
 from tests.validator.engine.conftest import Agents, Ground
-from validator.engine import clients
+from validator.engine import clients, slurm
 from validator.engine.look import look
 from validator.errors import ExitCode, Unable
 from validator.model.cluster import Cluster, SlurmOptions
@@ -213,6 +213,7 @@ def test_a_missing_configuration_is_named(ground: Ground, monkeypatch: pytest.Mo
 def test_a_controller_that_does_not_answer_is_named(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     allocation = ground.allocate()
     monkeypatch.setattr(clients, "ANSWER_S", 2.0)
+    monkeypatch.setattr(slurm, "_RELEASE_S", 0.5)  # at the end of the test, when the controller is silent still
     under(ground).silence_node("controller")
     began = time.monotonic()
     with pytest.raises(Unable, match="scontrol"):
