@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.validator.ingest.folders import codes
 from validator.ingest import collect_dir
 from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.ingest.readers.tensorboard import masked_crc32c
@@ -33,10 +34,6 @@ def read(folder: Path, *readers: str, **metrics: Any) -> Result:
 def copied(name: str, folder: Path) -> Path:
     shutil.copytree(LOGGED / name, folder / name)
     return folder / name
-
-
-def codes(result: Result) -> set[str]:
-    return {one.code for one in result.irregularities}
 
 
 def steps(result: Result, name: str = "loss") -> list[int]:

@@ -7,17 +7,14 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.validator.judge.samples import runbook as book
 from validator.model.plan import RunSpec
-from validator.model.runbook import ProcessPhase, Runbook
+from validator.model.runbook import ProcessPhase
 from validator.model.schemas import UnknownKind
 from validator.model.settings import remedies_of
 from validator.plan import launch_words, make_plan, plan_phase
 
 RUN_DIR = Path("/runs/one")
-
-
-def book(*phases: dict[str, Any], **top: Any) -> Runbook:
-    return Runbook.model_validate({"schema": 1, "name": "test", **top, "phases": list(phases)})
 
 
 def runs(*phases: dict[str, Any], **top: Any) -> tuple[RunSpec, ...]:

@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.validator.judge.samples import runbook as book
 from validator.model.plan import RunSpec
-from validator.model.runbook import Runbook
 from validator.plan import FLIGHT_RECORDER, PlanError, make_plan, plan_phase
 
 RUN_DIR = Path("/runs/one")
-
-
-def book(*phases: dict[str, Any], **top: Any) -> Runbook:
-    return Runbook.model_validate({"schema": 1, "name": "test", **top, "phases": list(phases)})
 
 
 def train(name: str = "a", **more: Any) -> dict[str, Any]:
