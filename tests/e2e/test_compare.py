@@ -87,7 +87,7 @@ def test_a_bound_may_be_a_share_of_the_last_go(workdir: Path, cli: Callable[...,
     assert cli("report", str(folder)).rc == 1, "judging again does not depend on neighbors"
 
 
-def test_equal_single_runs_are_not_decidable_and_kinds_do_not_mix(
+def test_equal_single_runs_are_not_decidable_without_a_margin_and_kinds_do_not_mix(
     run_at: Callable[[float], Path], cli: Callable[..., Answer]
 ) -> None:
     first, second = run_at(100), run_at(100)
@@ -109,6 +109,13 @@ def test_equal_single_runs_are_not_decidable_and_kinds_do_not_mix(
     mixed = cli("compare", str(first), str(second / "runs/baseline/r1"))
     assert mixed.rc == 2
     assert "two trainer folders" in mixed.err
+    equal = cli("compare", str(first), str(second), "--not-worse-than", "10%")
+    assert equal.rc == 0, equal.out
+    assert "NOT WORSE" in equal.out
+    assert cli("compare", str(first), str(second), "--not-worse-than", "2").rc == 3
+    wrong = cli("compare", str(first), str(second), "--not-worse-than", "0")
+    assert wrong.rc == 2
+    assert "write --not-worse-than 5%" in wrong.err
 
 
 def test_bounds_from_good_runs_make_a_runbook_that_checks_and_passes(
@@ -146,16 +153,3 @@ def test_a_result_by_an_older_definition_is_computed_anew_or_said_to_be_another(
     gone = cli("compare", str(first), str(second), "--json")
     assert gone.rc == 3, "half of another number is no loss"
     assert "by definition 1 on one side and 2 on the other" in gone.json["message"]
-
-
-def test_not_worse_than_decides_and_its_value_is_checked(
-    run_at: Callable[[float], Path], cli: Callable[..., Answer]
-) -> None:
-    first, second = run_at(100), run_at(100)
-    equal = cli("compare", str(first), str(second), "--not-worse-than", "10%")
-    assert equal.rc == 0, equal.out
-    assert "NOT WORSE" in equal.out
-    assert cli("compare", str(first), str(second), "--not-worse-than", "2").rc == 3
-    wrong = cli("compare", str(first), str(second), "--not-worse-than", "0")
-    assert wrong.rc == 2
-    assert "write --not-worse-than 5%" in wrong.err

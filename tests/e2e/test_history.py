@@ -19,7 +19,7 @@ phases:
 """
 
 
-def test_each_run_joins_the_index_page_and_the_list(cli: Callable[..., Answer], workdir: Path) -> None:
+def test_each_run_joins_the_index_and_the_list_and_may_be_pinned(cli: Callable[..., Answer], workdir: Path) -> None:
     (workdir / "twice.yaml").write_text(RUNBOOK, encoding="utf-8")
     for _ in range(2):
         assert cli("run", "twice.yaml").rc == 0
@@ -33,15 +33,9 @@ def test_each_run_joins_the_index_page_and_the_list(cli: Callable[..., Answer], 
     assert listed.out.count("✓ GO") == 2
     found = cli("history", "--json").json
     assert [entry["run_id"] for entry in found["groups"][0]["entries"]] == runs
-
-
-def test_a_pin_is_shown_and_taken_away(cli: Callable[..., Answer], workdir: Path) -> None:
-    (workdir / "twice.yaml").write_text(RUNBOOK, encoding="utf-8")
-    cli("run", "twice.yaml")
-    (run,) = (path.name for path in (workdir / "reports").iterdir() if (path / "run.json").is_file())
-    assert cli("history", "--pin", run).rc == 0
+    assert cli("history", "--pin", runs[0]).rc == 0
     assert "(pinned)" in cli("history").out
-    assert cli("history", "--unpin", run).rc == 0
+    assert cli("history", "--unpin", runs[0]).rc == 0
     assert "(pinned)" not in cli("history").out
 
 
