@@ -59,15 +59,6 @@ def test_a_nan_loss_is_no_go_and_named(cli, train_runbook, workdir: Path) -> Non
     assert "nan-loss" in {finding["code"] for finding in result["findings"]}
 
 
-def test_figures_read_from_stdout_are_judged_alike(cli, train_runbook, workdir: Path) -> None:
-    pattern = r"""{stdout: 'step (?P<step>\d+) loss (?P<loss>[\d.]+) tok/s (?P<toks_per_s>[\d.]+)'}"""
-    book = train_runbook(metrics=pattern, accept=("loss.last < loss.first", "steps.done == 300"))
-    result = decided(cli("run", str(book), "--set", "trainer.args.report=stdout"), workdir, 0, "GO")
-    rate = result["phases"][0]["runs"][0]["metrics"]["toks_per_s"]
-    assert rate["source"].endswith("stdout.log")
-    assert rate["mean"] > 0
-
-
 @pytest.mark.parametrize(
     ("body", "rc", "decision"),
     [
