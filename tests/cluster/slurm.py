@@ -138,7 +138,9 @@ class Slurm(Hosts):
 
     def wait_for(self, job: str, *states: str, timeout_s: float = 20) -> float:
         """Wait until a job is in one of these states; the seconds that it took."""
-        return wait_until(lambda: self.job(job).get("JobState") in states, f"job {job} {states}", timeout_s=timeout_s)
+        return wait_until(
+            lambda: self.job(job).get("JobState") in states, f"job {job} {states}", timeout_s=timeout_s, every_s=0.2
+        )
 
     def active(self) -> list[str]:
         """Ids of jobs that did not end, and of those whose processes are still being ended."""
