@@ -26,7 +26,7 @@ from validator.files import user_folder
 from validator.history.read import SAMPLE, HistoryEntry, read_entry, stamp_of
 from validator.runs.folder import is_run_folder
 
-_VERSION = 1
+_VERSION = 2
 """Of the table and of the entries in it; a file of another version is built again."""
 
 _FRESH_S = 1.0

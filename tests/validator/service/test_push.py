@@ -23,8 +23,10 @@ from tests.validator.history.folders import make_run
 from tests.validator.service.pushing import BreakingProxy, content_of, make_ended, served
 from tests.validator.service.serving import client, make_running
 from validator.errors import FolderError, Unable, UserError
+from validator.history.page import node_before
 from validator.history.read import read_entry
-from validator.history.store import is_run
+from validator.history.store import is_run, read_history
+from validator.history.trend import group_entries
 from validator.pipeline import push as sending
 from validator.pipeline.manifest import Manifest, Receipt, manifest_of
 from validator.pipeline.push import Destination, PushRefused, push
@@ -384,12 +386,25 @@ def test_run_and_result_start_at_one_time(tmp_path: Path, run: Path) -> None:
     require_refused(tmp_path, run, "another time than by its name")
 
 
-def test_a_run_is_of_no_host_that_the_service_is_on(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would hide the decisions of this machine."""
-    entry = read_entry(run)
-    assert entry is not None
-    monkeypatch.setattr(inbox, "gethostname", lambda: entry.host)
-    require_refused(tmp_path, run, f"says that it is of {entry.host}, the host of the service")
+def test_a_run_counts_for_no_machine_but_its_senders(tmp_path: Path, run: Path) -> None:
+    """Its result.json may name this machine as its host and among its nodes, or that of another sender."""
+    own = make_run(tmp_path / "reports", 0, started="2026-01-01T00:00:00Z")
+    claims = json.loads((own / "result.json").read_text())
+    fleet = {"engine": "ssh", "nodes": [{"name": "host", "state": "slow"}]}
+    claiming(run, environment=claims["environment"], runbook=claims["runbook"], fleet=fleet, decision="NO_GO")
+    tokens = Tokens(tmp_path / "tokens.json")
+    asking = client(tmp_path / "reports", tokens, authorization=f"Bearer {tokens.add('ci', 'run')}")
+    assert hand_in(asking, run).json()["stored"]
+    foreign = asking.get(f"/api/v1/runs/{run.name}").json()
+    assert (foreign["host"], foreign["nodes"][0]["name"], foreign["variant"]) == ("ci/host", "ci/host", "results of ci")
+    (local,) = asking.get("/api/v1/runs?host=host").json()["runs"]
+    assert (local["folder"], local["variant"]) == (own.name, "")
+    for path in ("/badge/smoke-cpu.svg?host=host", "/fleet"):
+        assert ">GO<" in asking.get(path).text
+    entries = read_history(tmp_path / "reports")
+    assert (len(group_entries(entries)), node_before(entries, "host")) == (2, "")
+    (tmp_path / "reports" / run.name / ".pushed").write_text("[]")
+    assert [one.host for one in read_history(tmp_path / "reports")[1:]] == ["unknown/host"]
 
 
 def test_an_upload_that_nobody_continues_is_removed(tmp_path: Path, run: Path) -> None:
