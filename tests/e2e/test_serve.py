@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,6 +24,19 @@ schema: 1
 name: waits
 phases:
   - {id: long, kind: command, run: sleep 60}
+"""
+SLOW = """
+import time
+from pathlib import Path
+from validator.cli import main
+from validator.service import serve
+from validator.service.index import RunIndex
+def choices(index):
+    with index._asked():
+        Path("reading").touch()
+        time.sleep(60)
+serve._END_S, RunIndex.choices = 1, choices
+main()
 """
 
 
@@ -37,12 +53,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def address(home: Path) -> Iterator[str]:
-    """Where a server listens that ends well by SIGTERM, also with a viewer."""
-    with start_server(home) as server:
+    """Where a server listens that ends well by SIGTERM, also with a viewer and while a page takes very long."""
+    command = [sys.executable, "-c", SLOW, "serve", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=home, text=True, stderr=subprocess.PIPE) as server:
         try:
             found = address_of(server)
             yield found
-            with urllib.request.urlopen(found + "events", timeout=10) as events:
+            with (
+                socket.create_connection(("127.0.0.1", urlsplit(found).port), timeout=10) as slow,
+                urllib.request.urlopen(found + "events", timeout=10) as events,
+            ):
+                slow.sendall(b"GET /past HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                until((home / "reading").exists, "the page is not being made")
                 assert events.readline().startswith(b"retry")
                 server.send_signal(signal.SIGTERM)
                 assert server.wait(timeout=20) == 0

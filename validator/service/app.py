@@ -44,7 +44,6 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
         starting = asyncio.create_task(_start_next(queue))
         yield
         starting.cancel()
-        index.close()
 
     app = Starlette(
         routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],

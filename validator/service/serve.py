@@ -208,7 +208,7 @@ def serve(
     webhooks = Webhooks(webhook, key, index, address=(public_url or at).rstrip("/"))
     webhooks.start()
     make_server(app, tls).run(sockets=[made])
-    webhooks.close()
+    os._exit(0)  # threads that still read or judge would be waited for, and what they write survives a kill
 
 
 def make_server(app: Starlette, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
