@@ -19,16 +19,16 @@ import validator
 from validator.history.read import HistoryEntry
 from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
-from validator.pipeline.manifest import Manifest, Receipt
+from validator.pipeline.push import Manifest, Receipt
 from validator.report.elements import decision_status
 from validator.report.page import StatusView
 from validator.report.templates import environment
 from validator.service.context import NUMBERS, number_of, run_filter, service_of
 from validator.service.files import streamed
+from validator.service.inbox import begin_push, continue_push
 from validator.service.index import FILTERS
 from validator.service.live import Running
 from validator.service.pages import contrast_of
-from validator.service.push import begin_push, continue_push
 from validator.service.queue import QueueEntry
 from validator.service.start import QueueRequest, enqueue, list_queue
 from validator.text import one_line

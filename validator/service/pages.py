@@ -38,8 +38,7 @@ from validator.service.context import assets, audit, number_of, page, run_addres
 from validator.service.events import shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
-from validator.service.live import Running
-from validator.service.stopping import StopHow
+from validator.service.live import Running, StopHow
 from validator.supervise.open_run import LOG_LINES, LogTail
 from validator.text import one_line
 
@@ -89,7 +88,7 @@ def past(request: Request) -> Response:
         for name, other in (("Newer", number - 1), ("Older", number + 1))
         if 1 <= other <= -(-total // PAGE)
     }
-    groups = _groups(index, index.revision, wanted) if wanted.runbook and wanted.machine else ()
+    groups = _groups(index, index.version(), wanted) if wanted.runbook and wanted.machine else ()
     trends = [group_section(number, group) for number, group in enumerate(groups, start=1)]
     return page(
         request, "past", choices=choices, runs=[row(one) for one in found], total=total, pages=pages, number=number,
@@ -103,7 +102,7 @@ def _options_of(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
 
 
 @lru_cache(maxsize=16)
-def _groups(index: RunIndex, revision: int, wanted: RunFilter) -> tuple[Group, ...]:
+def _groups(index: RunIndex, version: tuple[int, int], wanted: RunFilter) -> tuple[Group, ...]:
     """The comparable runs of a filter, without the decision: a trend of good runs alone would show no change."""
     found, _ = index.find(wanted._replace(decision=""), limit=_TREND_RUNS)
     return group_entries(tuple(reversed(found)))

@@ -22,7 +22,7 @@ from validator.model.machine import NODES_ALONE
 from validator.service import files, index, live, serve
 from validator.service.app import make_app
 from validator.service.index import RunIndex
-from validator.service.stopping import request_stop
+from validator.service.live import request_stop
 
 
 def changed(folder: Path, **fields: Any) -> None:
