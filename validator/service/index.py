@@ -213,10 +213,10 @@ class RunIndex:
             return {name: tuple(row[0] for row in db.execute(query.format(name))) for name in FILTERS}
 
     def counts(self) -> tuple[tuple[str, str, str, int], ...]:
-        """(runbook, machine, decision, runs), in order."""
+        """(runbook, machine, decision, runs), by runbook."""
         with self._asked() as db:
             return tuple(
-                db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1, 2, 3")
+                db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1")
             )
 
     def latest(self, *columns: str) -> tuple[HistoryEntry, ...]:
