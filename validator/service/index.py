@@ -59,12 +59,12 @@ class RunFilter(NamedTuple):
 
 FILTERS = RunFilter._fields
 _COLUMNS = (*FILTERS, "started")
-_TABLE = f"""
-DROP TABLE IF EXISTS runs;
-CREATE TABLE runs(folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry TEXT NOT NULL, {", ".join(_COLUMNS)});
-CREATE INDEX by_time ON runs(started DESC, folder DESC);
-PRAGMA user_version = {_VERSION};
-"""
+_TABLE = (
+    "DROP TABLE IF EXISTS runs",
+    f"CREATE TABLE runs(folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry TEXT NOT NULL, {', '.join(_COLUMNS)})",
+    "CREATE INDEX by_time ON runs(started DESC, folder DESC)",
+    f"PRAGMA user_version = {_VERSION}",
+)
 
 
 def index_path(reports: Path) -> Path:
@@ -103,8 +103,11 @@ class RunIndex:
         db = sqlite3.connect(self.path, check_same_thread=False, timeout=10.0)
         try:
             db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")  # the folders have what is lost
+            db.execute("BEGIN IMMEDIATE")  # another server may start at this moment
             if rebuild or db.execute("PRAGMA user_version").fetchone() != (_VERSION,):
-                db.executescript(_TABLE)
+                for statement in _TABLE:
+                    db.execute(statement)
+            db.commit()
         except sqlite3.DatabaseError as error:
             db.close()
             if isinstance(error, sqlite3.OperationalError) or rebuild:
