@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from validator.errors import UserError
-from validator.service import api, pages, schedules, start
-from validator.service.access import Access, Guard
+from validator.service import api, pages, start
+from validator.service.access import Access, Guard, audit
 from validator.service.audit import AuditLog
-from validator.service.context import Service, audit, page
+from validator.service.context import Service, page
 from validator.service.events import Feed
 from validator.service.inbox import Inbox
 from validator.service.index import RunIndex
@@ -47,7 +47,7 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
         index.close()
 
     app = Starlette(
-        routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
+        routes=[*pages.ROUTES, *start.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
         exception_handlers={
             HTTPException: _refused,
@@ -83,6 +83,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _cannot(request: Request, error: Exception) -> Response:
+    if request.method == "POST":
+        audit(request, "POST", request.scope["path"], f"failed: {error}")
     return _error(request, 409, str(error))
 
 

@@ -101,7 +101,11 @@ def test_roles_decide_what_is_answered(tmp_path: Path, tokens: Tokens) -> None:
         assert (refused.status_code, refused.headers["location"]) == (303, f"/login?next={path}")
     assert asking.get("/api/v1/runs", headers=bearer(held["read"])).status_code == 200
     assert asking.get("/api/v1/runs", headers=bearer(held["push"])).status_code == 403
-    assert asking.get(f"/stop/{run}", headers=bearer(held["read"])).status_code == 403
+    for path in (f"/stop/{run}", "/start/smoke_cpu", "/schedules"):  # the last one starts processes
+        assert asking.get(path, headers=bearer(held["read"])).status_code == 403, path
+    for role in ("read", "push"):
+        for path in (f"/stop/{run}", "/start/smoke_cpu", "/queue/x", "/schedules/x", "/none"):
+            assert asking.post(path, headers=bearer(held[role])).status_code == 403, path
     assert asking.get(f"/stop/{run}", headers=bearer(held["run"])).status_code == 409, "it does not run"
     tokens.revoke("read")
     assert asking.get("/api/v1/runs", headers=bearer(held["read"])).status_code == 401
@@ -162,15 +166,13 @@ def test_without_tokens_a_proxy_is_not_answered(tmp_path: Path) -> None:
 
 def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
     asking = client(tmp_path / "reports")
-    assert asking.get("/past?runbook=" + "x" * access.MAX_TARGET_BYTES).status_code == 414
-    assert asking.get("/", headers={"x": "x" * access.MAX_HEADER_BYTES}).status_code == 431
+    assert asking.get("/past?runbook=" + "x" * access.MAX_HEAD_BYTES).status_code == 431
+    assert asking.get("/", headers={"x": "x" * access.MAX_HEAD_BYTES}).status_code == 431
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert asking.post("/login", content=b"x" * (access.MAX_BODY_BYTES + 1), headers=form).status_code == 413
     chunks = (b"x" * 1000 for _ in range(100))  # of no declared length
     assert asking.post("/login", content=chunks, headers=form).status_code == 413
     assert asking.post("/login", json={"token": "x"}).status_code == 415
-    assert asking.post("/login", content="&".join("a=1" for _ in range(50)), headers=form).status_code == 400
-    assert asking.get("/past", headers={"content-length": "²".encode("latin-1")}).status_code == 413
     assert asking.request("DELETE", "/past").status_code == 405
     assert asking.request("DELETE", "/login").headers["allow"] == "GET, HEAD, POST", "of both its routes"
     assert asking.get("/past/").status_code == 404, "no redirect to a name that the request chose"
