@@ -6,8 +6,7 @@ from dataclasses import asdict
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from pydantic import TypeAdapter, create_model
 from starlette.exceptions import HTTPException
 from starlette.requests import Request

@@ -69,23 +69,23 @@ def test_a_file_of_tokens_that_others_can_read_is_refused(tokens: Tokens) -> Non
         tokens.all()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "gpu7.example.com"])
-def test_an_address_that_others_reach_needs_tokens(host: str, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_others_reach_needs_tokens(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tokens.path.parent / "none"))
-    with pytest.raises(UserError, match="validator token add"):
-        serve.tokens_for(host, None)
+    for host in ("0.0.0.0", "::", "192.0.2.7", "gpu7.example.com"):
+        with pytest.raises(UserError, match="validator token add"):
+            serve.tokens_for(host, None)
     with pytest.raises(UserError, match="has no token"):
         serve.tokens_for("127.0.0.1", tokens.path)
     tokens.add("me", "run")
-    assert serve.tokens_for(host, tokens.path) == tokens
+    assert serve.tokens_for("0.0.0.0", tokens.path) == tokens
     assert serve.tokens_for("127.0.0.1", None) is None
     assert serve.tokens_for("localhost", None) is None
 
 
-@pytest.mark.parametrize("text", ["8700", "127.0.0.1", "127.0.0.1:x", ":8700", "127.0.0.1:70000"])
-def test_an_address_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(UserError, match="write an address and a port"):
-        serve.parse_listen(text)
+def test_an_address_that_is_none_is_named() -> None:
+    for text in ("8700", "127.0.0.1", "127.0.0.1:x", ":8700", "127.0.0.1:70000"):
+        with pytest.raises(UserError, match="write an address and a port"):
+            serve.parse_listen(text)
     assert serve.parse_listen("[::1]:8700") == ("::1", 8700)
 
 
@@ -141,27 +141,23 @@ def test_wrong_tokens_are_counted(tmp_path: Path, tokens: Tokens) -> None:
     assert asking.get("/api/v1/runs", headers=bearer(text)).status_code == 200, "a right one always passes"
 
 
-@pytest.mark.parametrize("host", ["evil.test", "127.0.0.1.evil.test:8700", "192.0.2.1", "", "[::1", "a b"])
-def test_without_tokens_another_name_is_not_answered(tmp_path: Path, host: str) -> None:
+def test_without_tokens_another_name_and_a_proxy_are_not_answered(tmp_path: Path) -> None:
     asking = client(tmp_path / "reports")
-    assert asking.get("/", headers={"host": host}).status_code == 421
-    assert asking.get("/static/service.js", headers={"host": host}).status_code == 421
+    for host in ("evil.test", "127.0.0.1.evil.test:8700", "192.0.2.1", "", "[::1", "a b"):
+        assert asking.get("/", headers={"host": host}).status_code == 421, host
+        assert asking.get("/static/service.js", headers={"host": host}).status_code == 421, host
     assert asking.get("/", headers={"host": "localhost:1"}).status_code == 200
+    assert asking.get("/", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 421
 
 
-@pytest.mark.parametrize("host", ["[", "evil.test", "a b", "[::1"])
-def test_an_odd_host_is_neither_repeated_nor_an_error(tmp_path: Path, tokens: Tokens, host: str) -> None:
+def test_an_odd_host_is_neither_repeated_nor_an_error(tmp_path: Path, tokens: Tokens) -> None:
     text = tokens.add("me", "run")
     asking = client(tmp_path / "reports", tokens)
-    for path in ("/", "/past", "/none", "/api/v1/runs", "/login", "/past/"):
-        answer = asking.get(path, headers={"host": host, **bearer(text)})
-        assert answer.status_code in (200, 404)
-        assert "evil" not in answer.text + str(answer.headers)
-
-
-def test_without_tokens_a_proxy_is_not_answered(tmp_path: Path) -> None:
-    asking = client(tmp_path / "reports")
-    assert asking.get("/", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 421
+    for host in ("[", "evil.test", "a b", "[::1"):
+        for path in ("/", "/none", "/api/v1/runs", "/login", "/past/"):
+            answer = asking.get(path, headers={"host": host, **bearer(text)})
+            assert answer.status_code in (200, 404)
+            assert "evil" not in answer.text + str(answer.headers)
 
 
 def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
