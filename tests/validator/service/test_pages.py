@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+
+import pytest
 
 from tests.validator.history.folders import make_run
 from tests.validator.service.serving import client, make_running
 from validator.model.verdict import ValidationReport
 from validator.report.html import report_script
 from validator.report.templates import policy_hash
+from validator.service import pages
 from validator.service.api import ENDPOINTS
 
 EVIL = '"><script>alert(1)</script>{{7*7}}'
@@ -29,7 +33,7 @@ def evil_run(reports: Path, number: int) -> Path:
     return folder.rename(folder.with_name(f'{"xy"[number]}"><script>alert(2)<script>'))
 
 
-def test_pages_list_filter_and_link_runs(tmp_path: Path) -> None:
+def test_pages_list_filter_and_link_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [make_run(tmp_path / "reports", number, scale=1.0 if number < 6 else 0.9) for number in range(12)]
     asking = client(tmp_path / "reports")
     past = asking.get("/past").text
@@ -40,6 +44,13 @@ def test_pages_list_filter_and_link_runs(tmp_path: Path) -> None:
     assert "No run matches" in asking.get("/past?branch=none").text
     assert "Runs 1 to 12 of 12" in past
     assert asking.get("/past?page=0").status_code == 400
+    monkeypatch.setattr(pages, "PAGE", 5)
+    second = asking.get("/past?decision=GO&page=2").text
+    assert "Runs 6 to 10 of 12" in second
+    assert re.findall(r'href="(/past\?[^"]*)" rel="(\w+)"', second) == [
+        ("/past?decision=GO&amp;page=1", "prev"), ("/past?decision=GO&amp;page=3", "next"),
+    ]  # fmt: skip
+    assert 'value="GO" selected' in second
     assert folders[-1].name in asking.get("/fleet").text
     run = asking.get(f"/runs/{folders[0].name}/").text
     assert '<h1 id="decision">GO</h1>' in run
