@@ -197,8 +197,7 @@ def posted(path: str, action: FormAction, *, keyed: bool = True) -> Route:
 
 def inner_path(text: str) -> str:
     """An address within the service to continue at; `/` for what could lead elsewhere."""
-    inner = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable() and "\\" not in text
-    return text if inner else "/"
+    return text if re.fullmatch(r"/(?!/)[^\\]*", text) and text.isprintable() else "/"
 
 
 def role_for(method: str, path: str) -> Role | None:

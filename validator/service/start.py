@@ -190,13 +190,8 @@ def cancel(request: Request, form: Mapping[str, str]) -> Response:
 
 
 def list_schedules(request: Request) -> Response:
-    """The nightly jobs with their next start and last decision, and why none can be scheduled here where that is so."""
-    missing = ""
-    try:
-        schedule.choose("auto")
-    except UserError as error:
-        missing = str(error)
-    return page(request, "schedules", jobs=[_job_row(name) for name in settings.names()], missing=missing)
+    """The nightly jobs with their next start and last decision."""
+    return page(request, "schedules", jobs=[_job_row(name) for name in settings.names()])
 
 
 def _job_row(name: str) -> dict[str, Any]:

@@ -226,10 +226,12 @@ def test_a_schedule_is_added_changed_paused_and_removed(
     assert names() == ()
 
 
-def test_without_a_scheduler_the_page_says_so(home: Path, asking: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_scheduler_or_with_a_damaged_job_it_is_said(
+    home: Path, asking: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(home))
     (home / "validator" / "nightly").mkdir(parents=True)
     (home / "validator" / "nightly" / "damaged.json").write_text("{}", encoding="utf-8")
-    page = asking.get("/schedules").text
-    assert "neither systemd" in page
-    assert "install the job again" in page
+    assert "install the job again" in asking.get("/schedules").text
+    refused = asking.post("/start/waits", data=hidden(planned(asking)) | {"do": "schedule", "job": "a", "at": "04:30"})
+    assert (refused.status_code, "neither systemd" in refused.text) == (409, True)
