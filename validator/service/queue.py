@@ -85,7 +85,6 @@ class RunQueue:
         self._path = path
         self._child: subprocess.Popen[bytes] | None = None
         self._next_s = float("-inf")
-        self._empty_at: str | None = None
 
     @classmethod
     def beside(cls, index: Path) -> RunQueue:
@@ -144,11 +143,7 @@ class RunQueue:
         """Notice what has ended, and start the next entry where the machine is free."""
         if self._child is not None:
             self._child.poll()  # so that it does not stay a zombie
-        stamp = self.stamp()  # taken first: what is added meanwhile changes it
-        if self._empty_at == stamp:
-            return
         first = next((one for one in self.entries() if one.state != "ended"), None)
-        self._empty_at = stamp if first is None else None
         if first is None or first.state == "running" or time.monotonic() < self._next_s or self.blocked(first):
             return
         self._next_s = time.monotonic() + _PAUSE_S
