@@ -12,7 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 
@@ -108,14 +108,21 @@ def test_a_queue_outlives_its_servers(home: Path) -> None:
     (home / "runbooks").mkdir()
     book = RUNBOOK.replace("sleep 60", "until test -e end; do sleep 0.1; done")
     (home / "runbooks" / "quick.yaml").write_text(book, encoding="utf-8")
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     servers = [start_server(home), start_server(home)]
     try:
         one, other = map(address_of, servers)
         for number in (1, 2):
-            body = json.dumps({"runbook": "quick", "set": {"phases.long.retries": number}}).encode()
-            request = urllib.request.Request(f"{one}api/v1/queue", body, {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                assert answer.status == 201
+            start = f"{one}start/quick"
+            with opener.open(start, timeout=10) as page:
+                form = {"key": form_key(page.read().decode()), "phases.long.retries": str(number)}
+            with opener.open(start, urlencode(form).encode(), timeout=10) as page:
+                form |= {
+                    "do": "start",
+                    **dict(re.findall(r'name="(sha256|entry)" value="(\w+)"', page.read().decode())),
+                }
+            with opener.open(start, urlencode(form).encode(), timeout=10) as page:
+                assert page.url == f"{one}queue"
         until(lambda: asked(other, "running"), "nothing was started")
         for server in servers:
             kill(server)

@@ -247,8 +247,9 @@ def is_http(url: str) -> bool:
     return whole and parts.username is None and url.isprintable() and " " not in url
 
 
-def private_text(path: Path, option: str) -> str:
-    """The text of a file that its owner alone may read; links that lead to it are followed, for it is the operator's.
+def private_text(path: Path, option: str, *, limit: int = _MAX_TOKEN) -> str:
+    """The text of a file that its owner alone may read, or the group of root where it is root's; links that lead to it
+    are followed, for it is the operator's.
 
     Raises:
         UserError: when others may read it, or it cannot be read; the message begins with the option.
@@ -256,9 +257,10 @@ def private_text(path: Path, option: str) -> str:
     path = Path(os.path.realpath(path))
     try:
         with Tree(path.parent) as tree:
-            if tree.stat(path.name).st_mode & 0o077:
+            found = tree.stat(path.name)
+            if found.st_mode & (0o077 if found.st_uid else 0o037) or found.st_uid not in (os.getuid(), 0):
                 raise UserError(f"{option} {path} is open to other users; chmod 600 {path}")
-            return tree.text(path.name, limit=_MAX_TOKEN)
+            return tree.text(path.name, limit=limit)
     except OSError as error:
         raise UserError(f"{option} {path} cannot be read: {error.strerror}") from error
 

@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from validator.errors import UserError
-from validator.service import api, pages, schedules, start
-from validator.service.access import Access, Guard
+from validator.service import api, pages, start
+from validator.service.access import Access, Guard, audit
 from validator.service.audit import AuditLog
-from validator.service.context import Service, audit, page
+from validator.service.context import Service, page
 from validator.service.events import Feed
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
@@ -47,7 +47,7 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
         beside.cancel()
 
     app = Starlette(
-        routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
+        routes=[*pages.ROUTES, *start.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
         exception_handlers=dict.fromkeys((HTTPException, UserError, ClientDisconnect, OSError, sqlite3.Error), _failed),
         lifespan=lifespan,
@@ -73,6 +73,8 @@ async def _failed(request: Request, error: Exception) -> Response:
         status, why, headers = error.status_code, str(error.detail), dict(error.headers or {})
     elif isinstance(error, UserError):
         status, why = 409, str(error)
+        if request.method == "POST":
+            audit(request, "POST", path, f"failed: {why}")
     elif isinstance(error, ClientDisconnect):
         status, why = 400, "Half a request."  # which nobody gets: who sent it is gone, and that is no error here
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

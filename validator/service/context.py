@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 import validator
 from validator.pipeline.push import MAX_FILE_BYTES, MAX_FILES
 from validator.report.templates import environment, style, text
-from validator.service.access import Access, address_of, visitor_of, with_cookie
+from validator.service.access import Access, visitor_of, with_cookie
 from validator.service.events import Feed
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
@@ -67,12 +67,6 @@ class Service:
 def service_of(request: Request) -> Service:
     """The server that a request came to."""
     return cast(Service, request.app.state.service)
-
-
-def audit(request: Request, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
-    """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
-    name, log = who or visitor_of(request).name, service_of(request).access.audit
-    log.write(who=name, address=address_of(request), action=action, what=what, outcome=outcome)
 
 
 @lru_cache(maxsize=1)
