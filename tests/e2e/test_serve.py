@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 
@@ -21,6 +24,19 @@ schema: 1
 name: waits
 phases:
   - {id: long, kind: command, run: sleep 60}
+"""
+SLOW = """
+import time
+from pathlib import Path
+from validator.cli import main
+from validator.service import serve
+from validator.service.index import RunIndex
+def choices(index):
+    with index._asked():
+        Path("reading").touch()
+        time.sleep(60)
+serve._END_S, RunIndex.choices = 1, choices
+main()
 """
 
 
@@ -37,12 +53,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def address(home: Path) -> Iterator[str]:
-    """Where a server listens that ends well by SIGTERM, also with a viewer."""
-    with start_server(home) as server:
+    """Where a server listens that ends well by SIGTERM, also with a viewer and while a page takes very long."""
+    command = [sys.executable, "-c", SLOW, "serve", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=home, text=True, stderr=subprocess.PIPE) as server:
         try:
             found = address_of(server)
             yield found
-            with urllib.request.urlopen(found + "events", timeout=10) as events:
+            with (
+                socket.create_connection(("127.0.0.1", urlsplit(found).port), timeout=10) as slow,
+                urllib.request.urlopen(found + "events", timeout=10) as events,
+            ):
+                slow.sendall(b"GET /past HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                until((home / "reading").exists, "the page is not being made")
                 assert events.readline().startswith(b"retry")
                 server.send_signal(signal.SIGTERM)
                 assert server.wait(timeout=20) == 0
@@ -86,14 +108,21 @@ def test_a_queue_outlives_its_servers(home: Path) -> None:
     (home / "runbooks").mkdir()
     book = RUNBOOK.replace("sleep 60", "until test -e end; do sleep 0.1; done")
     (home / "runbooks" / "quick.yaml").write_text(book, encoding="utf-8")
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     servers = [start_server(home), start_server(home)]
     try:
         one, other = map(address_of, servers)
         for number in (1, 2):
-            body = json.dumps({"runbook": "quick", "set": {"phases.long.retries": number}}).encode()
-            request = urllib.request.Request(f"{one}api/v1/queue", body, {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                assert answer.status == 201
+            start = f"{one}start/quick"
+            with opener.open(start, timeout=10) as page:
+                form = {"key": form_key(page.read().decode()), "phases.long.retries": str(number)}
+            with opener.open(start, urlencode(form).encode(), timeout=10) as page:
+                form |= {
+                    "do": "start",
+                    **dict(re.findall(r'name="(sha256|entry)" value="(\w+)"', page.read().decode())),
+                }
+            with opener.open(start, urlencode(form).encode(), timeout=10) as page:
+                assert page.url == f"{one}queue"
         until(lambda: asked(other, "running"), "nothing was started")
         for server in servers:
             kill(server)

@@ -161,7 +161,6 @@ _ALLOWED = {
     "kinds/storage.py": "the disk that it measures, /proc, and what its own process printed",
     "service/audit.py": "its own log, added to under a lock",
     "service/queue.py": "the queue in the user's own state folder, and the operator's own runbook",
-    "service/tokens.py": "the operator's own tokens, whose mode it checks",
     "supervise/lock.py": "the private folder of locks",
     "runs/journal.py": "the journal of this runner, which it holds",
     "supervise/launch.py": "logs of a run that has not started; files that the operator's command names",

@@ -14,6 +14,7 @@ from typing import Any
 from validator.files import Tree, Unreadable, is_file
 from validator.model.catalogue import METRICS, Better, Metric
 from validator.model.machine import MIN_EFFECT, NODES_ALONE, machine_class, sound_snapshot
+from validator.runs.pushed import pushed_by
 
 PIN = ".pinned"
 """A file of this name in a run folder keeps retention from removing it."""
@@ -77,7 +78,7 @@ class HistoryEntry:
     `folder` is the name of its run folder; `software` what may change between two comparable ones; `variant` what was
     not as the runbook declares it (overrides, phases left out), empty when all was. `undecided` names what was
     compared without an answer: sweeps and A/Bs, and `last GO` for the comparison with that. `branch` is git's, empty
-    where there was none.
+    where there was none. Of a run that was handed in, `host` and the names of nodes begin with the token's: `ci/gpu7`.
     """
 
     folder: str
@@ -131,9 +132,22 @@ def read_entry(folder: Path) -> HistoryEntry | None:
     """The entry of a run folder; None when its result.json is not one that can be read."""
     try:
         with Tree(folder) as tree:
-            return _history_entry(folder, tree.json("result.json", limit=MAX_RESULT))
+            entry = _history_entry(folder, tree.json("result.json", limit=MAX_RESULT))
+        by = pushed_by(folder)
+        return _handed_in(entry, by) if by else entry
     except Exception:  # noqa: BLE001 -- a folder that others wrote must not hide those beside it
         return None
+
+
+def _handed_in(entry: HistoryEntry, by: str) -> HistoryEntry:
+    """The entry of a run that another machine handed in, under the name of its token.
+
+    So it counts for no host, node or trend of this machine, nor for those of another token: no name of a host or of a
+    token has a stroke in it.
+    """
+    nodes = tuple(replace(node, name=f"{by}/{node.name}") for node in entry.nodes)
+    variant = "; ".join(filter(None, (entry.variant, f"results of {by}")))
+    return replace(entry, host=f"{by}/{entry.host}", nodes=nodes, variant=variant)
 
 
 def _history_entry(folder: Path, found: Mapping[str, Any]) -> HistoryEntry:

@@ -104,7 +104,7 @@ def remove(parent: Path, entries: Sequence[HistoryEntry]) -> None:
 
 INDEX = ".history.json"
 
-VERSION = 6
+VERSION = 7
 """Of what the file holds; one of another version is built again."""
 
 

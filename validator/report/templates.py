@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 from contextlib import suppress
 from functools import lru_cache
 
@@ -14,6 +15,7 @@ from markupsafe import Markup, escape
 
 from validator.report.palette import LABEL_CSS, chart_css
 from validator.startup import shipped
+from validator.text import format_size, one_line
 
 MARKS = {"✓": "M2 6.5 4.8 9.5 10 3", "✕": "M3 3 9 9M9 3 3 9", "○": "M10 6a4 4 0 1 1-8 0 4 4 0 0 1 8 0"}
 """Signs that many fonts lack, as lines in a box of 12 by 12."""
@@ -33,6 +35,9 @@ def environment() -> Environment:
     )
     made.filters["sentence"] = _sentence
     made.filters["sign"] = _sign
+    made.filters["size"] = format_size
+    made.filters["line"] = one_line
+    made.filters["shell"] = shlex.quote
     return made
 
 

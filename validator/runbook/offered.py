@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_origin
+from typing import NamedTuple
 
 from validator.model.parts import Defaults
 from validator.runbook.document import Path as Steps
 from validator.runbook.document import YamlNode, node_at, parse
-from validator.runbook.overrides import bare_type, model_at, spell
+from validator.runbook.overrides import model_at, spell
 from validator.runbook.reference import default_text, type_name, yaml_text
 
-_TYPES = ("whole number", "number", "duration", "size", "true or false")
+_TYPES = ("whole number", "number", "duration", "size")
 _SECTIONS: tuple[Steps, ...] = (("hardware",), ("defaults",), ("defaults", "watchdog"))
 _WITHIN_PHASES = ("watchdog", "choose")
 """Sections of a phase, offered where it has them: one that is added would replace all of the defaults'."""
@@ -58,9 +58,9 @@ def _of_section(root: YamlNode, section: Steps) -> Iterator[OfferedSetting]:
     model = model_at(root, section)
     for name, field in model.model_fields.items() if model is not None else ():
         kind, key = type_name(field.annotation, field.metadata), field.alias or name
-        choices = _choices(field.annotation)
-        chosen = len(choices) > 1 and kind == ", ".join(f"`{one}`" for one in choices)
-        if key in _ASKING or not (chosen or kind in _TYPES):
+        words = ("true", "false") if kind == "true or false" else tuple(kind.replace("`", "").split(", "))
+        choices = words if kind in ("true or false", ", ".join(f"`{one}`" for one in words)) else ()
+        if key in _ASKING or not (len(choices) > 1 or kind in _TYPES):
             continue
         given = node_at(root, (*section, key))
         written = given is not None and given.is_scalar and given.value is not None
@@ -69,10 +69,3 @@ def _of_section(root: YamlNode, section: Steps) -> Iterator[OfferedSetting]:
             present = "as in defaults"
         path = spell(root, (*section, key))
         yield OfferedSetting(path, spell(root, section), key, kind, choices, present, field.description or "")
-
-
-def _choices(annotation: object) -> tuple[str, ...]:
-    bare = bare_type(annotation)
-    if bare is bool:
-        return ("true", "false")
-    return tuple(map(yaml_text, get_args(bare))) if get_origin(bare) is Literal else ()

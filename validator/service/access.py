@@ -13,11 +13,11 @@ import hmac
 import re
 import secrets
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
-from urllib.parse import parse_qs, quote
+from typing import cast
+from urllib.parse import parse_qsl, quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -32,22 +32,28 @@ from validator.service.audit import AuditLog
 from validator.service.tokens import Role, Token, Tokens, digest_of
 
 COOKIE = "validator_session"
-MAX_BODY_BYTES = 16 << 10
-"""Of a form: a token, a path and a number."""
+MAX_BODY_BYTES = 64 << 10
+"""Of a form: the settings of a long runbook."""
 
-MAX_TARGET_BYTES = 4 << 10
-MAX_HEADER_BYTES = 16 << 10
+MAX_HEAD_BYTES = 16 << 10
+"""Of an address and headers together."""
+
 _BODY_S = 10.0
 PUSH = "/api/v1/push"
 """Where machines hand in results: the one address that the role `push` may ask, and that takes large bodies."""
+
+_RUNS_ALONE = ("/start/", "/stop/", "/schedules")
+"""Pages for the role `run`: what starts and stops, and what asks the machine's scheduler."""
 
 _PUSH_BYTES, _PUSH_S = 4 << 20, 60.0
 _SESSION_S = 12 * 3600.0
 _MAX_SESSIONS = 1000
 _MAX_FAILURES, _FAILURES_S = 10, 60.0
-"""Wrong tokens from one address within so many seconds, after which more are refused."""
+"""Wrong tokens within so many seconds, after which more are answered by 429."""
 
-_OPEN = ("/login", "/static/")
+_OWN = ("same-origin", "none")
+"""What a browser says of requests that our own pages or the user made."""
+
 _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?", re.IGNORECASE)
 
@@ -58,7 +64,6 @@ POLICY = (
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -98,8 +103,8 @@ class Access:
     tokens: Tokens | None
     audit: AuditLog
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    _sessions: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
-    _failures: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
+    _sessions: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _wrong: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_FAILURES))
 
     def visitor(self, asked: HTTPConnection) -> Visitor:
         """Who a request is from.
@@ -110,22 +115,20 @@ class Access:
         session, token = asked.cookies.get(COOKIE, "")[:100], None
         scheme, _, text = asked.headers.get("authorization", "").partition(" ")
         if self.tokens is not None and scheme.lower() == "bearer":
-            session, token = "", self.checked(text.strip(), address_of(asked))
+            session, token = "", self.checked(text.strip(), asked)
         elif self.tokens is not None:
             of, until = self._sessions.get(digest_of(session), ("", 0.0))
             token = self._holder(of) if time.monotonic() < until else None
         return Visitor(token, self.tokens is not None, session, self._key)
 
-    def checked(self, text: str, address: str) -> Token | None:
+    def checked(self, text: str, asked: HTTPConnection) -> Token | None:
         """The token of a text, None for a wrong one; raises as `visitor` does."""
-        found = self._holder(digest_of(text))  # a right one is never refused: behind a proxy all may have one address
+        found = self._holder(digest_of(text))  # a right one is never refused, however many are wrong
         if found is None:
-            now = time.monotonic()
-            recent = [at for at in self._failures.get(address, ()) if now - at < _FAILURES_S]
-            if len(recent) >= _MAX_FAILURES:
+            if len(self._wrong) == _MAX_FAILURES and time.monotonic() - self._wrong[0] < _FAILURES_S:
                 raise HTTPException(429, "Too many wrong tokens: wait a minute.", {"retry-after": "60"})
-            self.audit.write(who="", address=address, action="token", outcome="wrong")
-            _remember_latest(self._failures, address, [*recent, now])
+            self._wrong.append(time.monotonic())
+            audit(asked, "token", outcome="wrong")
         return found
 
     def _holder(self, sha256: str) -> Token | None:
@@ -137,7 +140,9 @@ class Access:
     def log_in(self, text: str) -> str:
         """A new session for a token that was checked: the value of its cookie."""
         session = secrets.token_urlsafe(32)
-        _remember_latest(self._sessions, digest_of(session), (digest_of(text), time.monotonic() + _SESSION_S))
+        self._sessions[digest_of(session)] = digest_of(text), time.monotonic() + _SESSION_S
+        if len(self._sessions) > _MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
         return session
 
     def log_out(self, session: str) -> None:
@@ -145,38 +150,20 @@ class Access:
         self._sessions.pop(digest_of(session), None)
 
 
-def _remember_latest(known: OrderedDict[str, Any], name: str, value: Any) -> None:
-    """Remember a value, and no more than the latest."""
-    known[name] = value
-    known.move_to_end(name)
-    if len(known) > _MAX_SESSIONS:
-        known.popitem(last=False)
-
-
 def address_of(asked: HTTPConnection) -> str:
     """The address that a request is from."""
     return asked.client.host if asked.client else ""
 
 
-def require_own_origin(request: Request) -> None:
-    """Raises HTTPException 403 where the browser says that a page of another site sent this."""
-    origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    other = origin is not None and origin.partition("://")[2] != host
-    if other or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise HTTPException(403, "The form was sent by another site.")
+def audit(asked: HTTPConnection, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
+    """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
+    name = who or (asked.scope["visitor"].name if "visitor" in asked.scope else "")
+    asked.scope["audit"].write(who=name, address=address_of(asked), action=action, what=what, outcome=outcome)
 
 
 def visitor_of(request: Request) -> Visitor:
     """Who a request is from, as the guard has found."""
     return cast(Visitor, request.scope["visitor"])
-
-
-def require(request: Request, role: Role) -> Visitor:
-    """The visitor; raises HTTPException 403 for one who may not do what needs `role`."""
-    visitor = visitor_of(request)
-    if not visitor.may(role):
-        raise HTTPException(403, f"This needs a token with the role {role}.")
-    return visitor
 
 
 def with_cookie(request: Request, response: Response, session: str) -> Response:
@@ -186,36 +173,22 @@ def with_cookie(request: Request, response: Response, session: str) -> Response:
     return response
 
 
-async def form_of(request: Request, *, most: int = 16) -> dict[str, str]:
-    """The fields of a form, each once.
-
-    Raises:
-        HTTPException: 403 for one of another site, 415 for a body of another kind, 400 for too many fields.
-    """
-    require_own_origin(request)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    if kind != "application/x-www-form-urlencoded":
-        raise HTTPException(415, "A form is application/x-www-form-urlencoded.")
-    try:
-        found = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=most)
-    except ValueError as error:
-        raise HTTPException(400, "The form has too many fields.") from error
-    return {name: values[0] for name, values in found.items()}
-
-
 FormAction = Callable[[Request, Mapping[str, str]], Response]
-"""What a form does, by its request and its fields, each once; it may block."""
+"""What a form does, by its request and its fields; it may block."""
 
 
-def posted(path: str, action: FormAction, role: Role = "run", *, most: int = 16) -> Route:
-    """The route of a form that a page of this service gave to its visitor, who may do what needs `role`.
+def posted(path: str, action: FormAction, *, keyed: bool = True) -> Route:
+    """The route of a form that a page of this service gave to its visitor; any other is answered by 403.
 
-    Any other is answered by 403, or as `form_of` says, and does nothing.
+    That of a visitor without a session is not `keyed`.
     """
 
     async def endpoint(request: Request) -> Response:
-        visitor, form = require(request, role), await form_of(request, most=most)
-        if not visitor.session or not hmac.compare_digest(form.get("key", "").encode(), visitor.form_key.encode()):
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+            raise HTTPException(415, "A form is application/x-www-form-urlencoded.")
+        form = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
+        visitor, key = visitor_of(request), form.get("key", "").encode()
+        if keyed and not (visitor.session and hmac.compare_digest(key, visitor.form_key.encode())):
             raise HTTPException(403, "The form has expired: open the page again.")
         return await run_in_threadpool(action, request, form)
 
@@ -224,12 +197,21 @@ def posted(path: str, action: FormAction, role: Role = "run", *, most: int = 16)
 
 def inner_path(text: str) -> str:
     """An address within the service to continue at; `/` for what could lead elsewhere."""
-    inner = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable() and "\\" not in text
-    return text if inner else "/"
+    return text if re.fullmatch(r"/(?!/)[^\\]*", text) and text.isprintable() else "/"
+
+
+def role_for(method: str, path: str) -> Role | None:
+    """The role that a request needs, None where none is: what changes anything needs `run`, but for what is here."""
+    if path.startswith(("/login", "/static/")):
+        return None
+    if _is_push(path):
+        return "push"
+    reads = method in ("GET", "HEAD") or path == "/logout"
+    return "read" if reads and not path.startswith(_RUNS_ALONE) else "run"
 
 
 class Guard:
-    """ASGI middleware: hosts, sizes, headers, and the visitor of each request in `scope["visitor"]`."""
+    """ASGI middleware: hosts, sites, sizes, headers, roles, and the visitor of a request in `scope["visitor"]`."""
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:
         self._app = app
@@ -248,9 +230,12 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
+        asked, scope["audit"] = HTTPConnection(scope), self._access.audit
         try:
-            scope["visitor"] = self._admitted(HTTPConnection(scope))
+            self._admit(asked)
         except HTTPException as error:
+            if error.status_code == 403:
+                audit(asked, scope["method"], scope["path"], f"refused: {error.detail}")
             status, headers = error.status_code, error.headers
             as_json = scope["path"].startswith("/api/")
             refused = JSONResponse({"error": error.detail}, status, headers) if as_json else None
@@ -260,16 +245,16 @@ class Guard:
         limited = _limited(receive, *_limits(scope["path"])) if read else receive
         await self._app(scope, limited, sending)
 
-    def _admitted(self, asked: HTTPConnection) -> Visitor:
-        """The visitor; raises HTTPException for a request that reaches no page."""
+    def _admit(self, asked: HTTPConnection) -> None:
+        """Find the visitor; raises HTTPException for a request that reaches no page."""
         scope, path = asked.scope, str(asked.scope["path"])
         for refused, status, why in self._refusals(asked):
             if refused:
                 raise HTTPException(status, why, {"connection": "close"})
-        visitor = self._access.visitor(asked)
-        needed: Role = "push" if _is_push(path) else "read"
-        if visitor.may(needed) or path.startswith(_OPEN):
-            return visitor
+        visitor = scope["visitor"] = self._access.visitor(asked)
+        needed = role_for(scope["method"], path)
+        if needed is None or visitor.may(needed):
+            return
         if visitor.token is not None:
             raise HTTPException(403, f"This needs a token with the role {needed}.")
         if path.startswith(("/api/", "/metrics", "/badge/", "/events")) or scope["method"] not in ("GET", "HEAD"):
@@ -279,23 +264,25 @@ class Guard:
     def _refusals(self, asked: HTTPConnection) -> Iterator[tuple[bool, int, str]]:
         """Whether a request is refused, whoever sent it, with the status and why."""
         scope, headers = asked.scope, asked.headers
+        host = headers.get("host", "")
         if self._access.tokens is None:
-            local = _LOOPBACK.fullmatch(headers.get("host", ""))
+            local = _LOOPBACK.fullmatch(host)
             yield not local, 421, "Without tokens only names of this machine are answered: use 127.0.0.1."
             proxied = scope["http_version"] == "1.0" or any(name in headers for name in _PROXIED)  # 1.0 is nginx's own
             yield proxied, 421, "A proxy passes this on: start the service with --token-file."
-        target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-        yield target > MAX_TARGET_BYTES, 414, "The address is too long."
         size = sum(len(name) + len(value) for name, value in headers.raw)
-        yield size > MAX_HEADER_BYTES, 431, "The headers are too long."
-        other = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        loads = other and headers.get("sec-fetch-mode") != "navigate"
-        yield loads, 403, "A page of another site may link to this one, and load nothing of it."
+        size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        yield size > MAX_HEAD_BYTES, 431, "The address and the headers are too long."
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        if scope["method"] in ("GET", "HEAD"):
+            loads = site not in _OWN and headers.get("sec-fetch-mode") != "navigate"
+            yield loads, 403, "A page of another site may link to this one, and load nothing of it."
+        else:
+            other = site not in _OWN or (origin is not None and origin.partition("://")[2] != host)
+            yield other, 403, "The form was sent by another site."
         two = "content-length" in headers and "transfer-encoding" in headers  # a proxy may take the other one
         yield two, 400, "The request has two lengths."
-        length = headers.get("content-length", "0")
-        number = int(length[:18]) if length.isascii() and length.isdigit() else None
-        yield number is None or number > _limits(scope["path"])[0], 413, "The request is too large."
+        yield int(headers.get("content-length", 0)) > _limits(scope["path"])[0], 413, "The request is too large."
 
 
 def _is_push(path: str) -> bool:
@@ -310,18 +297,14 @@ def _limits(path: str) -> tuple[int, float]:
 def _limited(receive: Receive, left: int, seconds: float) -> Receive:
     """The body of a request, of so many bytes and within so many seconds."""
     until = time.monotonic() + seconds
-    whole = False
 
     async def limited() -> Message:
-        nonlocal left, whole
-        if whole:  # what follows is the end of the connection, for which an answer may wait
-            return await receive()
+        nonlocal left
         try:
             message = await asyncio.wait_for(receive(), max(0.1, until - time.monotonic()))
         except asyncio.TimeoutError as error:
             raise HTTPException(408, "The request came too slowly.") from error
         left -= len(message.get("body", b""))
-        whole = not message.get("more_body", False)
         if left < 0:
             raise HTTPException(413, "The request is too large.")
         return message

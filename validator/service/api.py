@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import TypeAdapter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from pydantic import TypeAdapter, create_model
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,18 +17,18 @@ import validator
 from validator.history.read import HistoryEntry
 from validator.model.contrast import ContrastReport
 from validator.model.verdict import ValidationReport
-from validator.pipeline.manifest import Manifest, Receipt
+from validator.pipeline.push import Manifest, Receipt
 from validator.report.elements import decision_status
 from validator.report.page import StatusView
 from validator.report.templates import environment
 from validator.service.context import NUMBERS, number_of, run_filter, service_of
 from validator.service.files import streamed
+from validator.service.inbox import begin_push, continue_push
 from validator.service.index import FILTERS
 from validator.service.live import Running
 from validator.service.pages import contrast_of
-from validator.service.push import begin_push, continue_push
 from validator.service.queue import QueueEntry
-from validator.service.start import QueueRequest, enqueue, list_queue
+from validator.service.start import list_queue
 from validator.text import one_line
 from validator.times import unix_seconds
 
@@ -110,102 +108,50 @@ def badge(request: Request) -> Response:
 # The description of the API, from the routes and the models.
 
 
+Runs = create_model("Runs", total=(int, ...), runs=(list[HistoryEntry], ...))
+Open = create_model("Open", running=(list[Running], ...))
+Queue = create_model("Queue", queue=(list[QueueEntry], ...))
+
+
 class Endpoint(NamedTuple):
     """One address of the API. `answer` is the model of its JSON; `query` what the address may name besides; `body` the
-    model of the JSON that is posted to it."""
+    model of the JSON that is sent to it, or `bytes`."""
 
+    method: str
     path: str
     function: Any
     answer: Any
     query: tuple[str, ...] = ()
-    listed: str = ""
-    """Name of the list that holds the models, where the answer is one."""
-
-    method: Literal["get", "post", "put"] = "get"
     body: Any = None
-    """Model of the body's JSON, or `bytes`."""
 
 
-_RUNS_QUERY = (*FILTERS, "limit", "offset")
 ENDPOINTS = (
-    Endpoint("/runs", list_runs, HistoryEntry, _RUNS_QUERY, "runs"),
-    Endpoint("/runs/{run}", one_run, HistoryEntry),
-    Endpoint("/runs/{run}/result", result, ValidationReport),
-    Endpoint("/running", running, Running, (), "running"),
-    Endpoint("/compare", contrast, ContrastReport, ("a", "b")),
-    Endpoint("/queue", list_queue, QueueEntry, (), "queue"),
-    Endpoint("/queue", enqueue, QueueEntry, method="post", body=QueueRequest),
-    Endpoint("/push", begin_push, Receipt, method="post", body=Manifest),
-    Endpoint("/push/{upload}", continue_push, Receipt, ("file", "at"), method="put", body=bytes),
+    Endpoint("get", "/runs", list_runs, Runs, (*FILTERS, "limit", "offset")),
+    Endpoint("get", "/runs/{run}", one_run, HistoryEntry),
+    Endpoint("get", "/runs/{run}/result", result, ValidationReport),
+    Endpoint("get", "/running", running, Open),
+    Endpoint("get", "/compare", contrast, ContrastReport, ("a", "b")),
+    Endpoint("get", "/queue", list_queue, Queue),
+    Endpoint("post", "/push", begin_push, Receipt, body=Manifest),
+    Endpoint("put", "/push/{upload}", continue_push, Receipt, ("file", "at"), bytes),
 )
 
 
 def openapi(request: Request) -> Response:
     """The description of the API."""
-    return JSONResponse(description())
+    return Response(description(), media_type="application/json")
 
 
 @lru_cache(maxsize=1)
-def description() -> dict[str, Any]:
+def description() -> str:
     """The API as OpenAPI 3.1."""
-    models = {(one.answer, "serialization") for one in ENDPOINTS}
-    models |= {(one.body, "validation") for one in ENDPOINTS if one.body not in (None, bytes)}
-    inputs = [(model.__name__, mode, TypeAdapter(model)) for model, mode in models]
-    paths: dict[str, dict[str, Any]] = {}
-    for one in ENDPOINTS:
-        paths.setdefault(one.path, {})[one.method] = _operation(one)
-    schemas, shared = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    defined = {**{name: schema for (name, _), schema in schemas.items()}, **shared.get("$defs", {})}
-    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "validator", "version": validator.__version__},
-        "servers": [{"url": BASE}],
-        "security": [{}, {"token": []}],
-        "paths": paths,
-        "components": {
-            "schemas": {**defined, "Error": error},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-    }
-
-
-def _operation(one: Endpoint) -> dict[str, Any]:
-    answer = _model(one.answer.__name__)
-    if one.listed:
-        total = {"total": {"type": "integer"}} if "limit" in one.query else {}
-        answer = {"type": "object", "properties": {one.listed: {"type": "array", "items": answer}, **total}}
-    names = [(name, "path") for name in re.findall(r"{(\w+)", one.path)] + [(name, "query") for name in one.query]
-    operation = {
-        "operationId": one.function.__name__,
-        "summary": str(one.function.__doc__).partition("\n")[0],
-        "parameters": [_parameter(name, where) for name, where in names],
-        "responses": {
-            "2XX": {"description": "OK", "content": _json_content(answer)},
-            "default": {"description": "Why it is refused.", "content": _json_content(_model("Error"))},
-        },
-    }
-    if one.body:
-        content = {"application/octet-stream": {}} if one.body is bytes else _json_content(_model(one.body.__name__))
-        operation["requestBody"] = {"required": True, "content": content}
-    return operation
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
-
-
-def _parameter(name: str, where: str) -> dict[str, Any]:
-    required = where == "path" or name in ("a", "b")
-    schema: dict[str, Any] = {"type": "string", "minLength": int(required)}
-    if name in NUMBERS:
-        least, most, default = NUMBERS[name]
-        schema = {"type": "integer", "minimum": least, "maximum": most, "default": default}
-    return {"name": name, "in": where, "required": required, "schema": schema}
+    models: list[Any] = [(one, "serialization", TypeAdapter(one.answer)) for one in ENDPOINTS]
+    models += [(one, "validation", TypeAdapter(one.body)) for one in ENDPOINTS if one.body]
+    schemas, shared = TypeAdapter.json_schemas(models, ref_template="#/components/schemas/{model}")
+    return environment().get_template("service/openapi.json.j2").render(
+        base=BASE, version=validator.__version__, endpoints=ENDPOINTS, numbers=NUMBERS, schemas=schemas,
+        defined=shared["$defs"],
+    )  # fmt: skip
 
 
 ROUTES = (

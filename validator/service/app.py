@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
@@ -18,12 +19,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from validator.errors import UserError
-from validator.service import api, pages, schedules, start
-from validator.service.access import Access, Guard
+from validator.service import api, pages, start
+from validator.service.access import Access, Guard, audit
 from validator.service.audit import AuditLog
-from validator.service.context import Service, audit, page
+from validator.service.context import Service, page
 from validator.service.events import Feed
-from validator.service.inbox import Inbox
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
@@ -38,28 +38,22 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
     folder of runbooks besides those that are bundled."""
     access = Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
     live, queue = LiveRuns(index), RunQueue.beside(index.path)
+    feed = Feed(live, queue)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        starting = asyncio.create_task(_start_next(queue))
+        beside = asyncio.gather(_start_next(queue), feed.draw())
         yield
-        starting.cancel()
-        index.close()
+        beside.cancel()
 
     app = Starlette(
-        routes=[*pages.ROUTES, *start.ROUTES, *schedules.ROUTES, *api.ROUTES],
+        routes=[*pages.ROUTES, *start.ROUTES, *api.ROUTES],
         middleware=[Middleware(Guard, access=access)],
-        exception_handlers={
-            HTTPException: _refused,
-            UserError: _cannot,
-            ClientDisconnect: _left,
-            OSError: _unable,
-            sqlite3.Error: _unable,
-        },
+        exception_handlers=dict.fromkeys((HTTPException, UserError, ClientDisconnect, OSError, sqlite3.Error), _failed),
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
-    app.state.service = Service(index, live, access, Feed(live, queue), queue, runbooks, Inbox(index.reports))
+    app.state.service = Service(index, live, access, feed, queue, runbooks)
     return app
 
 
@@ -71,33 +65,29 @@ async def _start_next(queue: RunQueue) -> None:
         await asyncio.sleep(_STEP_S)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for it alone"
-    if error.status_code == 403:
-        audit(request, request.method, request.scope["path"], f"refused: {error.detail}")
-    headers = dict(error.headers or {})
-    if error.status_code == 405:  # Starlette names the methods of the first route of a path
+async def _failed(request: Request, error: Exception) -> Response:
+    """Why a request is not carried out: for its sender, and what is not the sender's fault also for the log."""
+    status, why, headers = 503, "The reports folder or its index cannot be read; the server's log says why.", {}
+    path = request.scope["path"]
+    if isinstance(error, HTTPException):
+        status, why, headers = error.status_code, str(error.detail), dict(error.headers or {})
+    elif isinstance(error, UserError):
+        status, why = 409, str(error)
+        if request.method == "POST":
+            audit(request, "POST", path, f"failed: {why}")
+    elif isinstance(error, ClientDisconnect):
+        status, why = 400, "Half a request."  # which nobody gets: who sent it is gone, and that is no error here
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        status, why = 507, "The disk is full: remove old runs there."
+    else:
+        sys.stderr.write(f"{request.method} {one_line(path)}: {one_line(error)}\n")
+    if status == 403:
+        audit(request, request.method, path, f"refused: {why}")
+    if status == 405:  # Starlette names the methods of the first route of a path
         found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
-    return _error(request, error.status_code, str(error.detail), headers)
-
-
-async def _cannot(request: Request, error: Exception) -> Response:
-    return _error(request, 409, str(error))
-
-
-async def _unable(request: Request, error: Exception) -> Response:
-    sys.stderr.write(f"{request.scope['method']} {one_line(request.scope['path'])}: {one_line(error)}\n")
-    return _error(request, 503, "The reports folder or its index cannot be read; the server's log says why.")
-
-
-async def _left(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # which nobody gets: who sent half a request is gone, and that is no error here
-
-
-def _error(request: Request, status: int, why: str, headers: dict[str, str] | None = None) -> Response:
-    if request.scope["path"].startswith(api.BASE):
+    if path.startswith(api.BASE):
         return JSONResponse({"error": clean(why)}, status, headers)
     response = page(request, "error", status=status, code=status, why=clean(why))
-    response.headers.update(headers or {})
+    response.headers.update(headers)
     return response

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +16,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import validator
-from validator.pipeline.manifest import MAX_FILE_BYTES, MAX_FILES
+from validator.pipeline.push import MAX_FILE_BYTES, MAX_FILES
 from validator.report.templates import environment, style, text
-from validator.service.access import Access, address_of, visitor_of, with_cookie
+from validator.service.access import Access, visitor_of, with_cookie
 from validator.service.events import Feed
-from validator.service.inbox import Inbox
 from validator.service.index import RunFilter, RunIndex
 from validator.service.live import LiveRuns
 from validator.service.queue import RunQueue
@@ -32,6 +32,9 @@ NUMBERS = {
     "at": (0, MAX_FILE_BYTES, 0),
 }
 """The numbers of addresses: least, most, and what they are where they are left out."""
+
+MAX_PUSHES = 8
+"""Requests of pushes at a time; others wait. Each holds at most 4 MiB, and a thread that pages could need."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Service:
     feed: Feed
     queue: RunQueue
     runbooks: Path | None
-    inbox: Inbox
+    pushes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PUSHES))
 
     def folder(self, name: str) -> Path:
         """The path of a run folder by its name.
@@ -64,12 +67,6 @@ class Service:
 def service_of(request: Request) -> Service:
     """The server that a request came to."""
     return cast(Service, request.app.state.service)
-
-
-def audit(request: Request, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
-    """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
-    name, log = who or visitor_of(request).name, service_of(request).access.audit
-    log.write(who=name, address=address_of(request), action=action, what=what, outcome=outcome)
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -47,7 +48,7 @@ class _Frame(NamedTuple):
 
 def _frame(live: LiveRuns, queue: RunQueue, wanted: Iterable[LogName]) -> _Frame:
     running = live.look(fresh=True)  # else one that a page has made would make these late
-    texts = dict(text for one in running for text in one.texts())
+    texts = {name: text for one in running for name, text in one.texts().items()}
     shapes = {"": shape_of(running), QUEUE: queue.stamp(), **{one.folder: shape_of([one]) for one in running}}
     return _Frame(texts, shapes, {name: live.log(*name).text for name in wanted})
 
@@ -59,17 +60,14 @@ class Feed:
         self._live = live
         self._queue = queue
         self._viewers: dict[object, LogName | None] = {}
-        self._frame = _Frame({}, {}, {})
+        self._frame: _Frame | None = None
         self._drawn = asyncio.Event()
-        self._drawing: asyncio.Task[None] | None = None
         self._closing = False
 
     def close(self) -> None:
         """End every stream; called within the event loop."""
-        self._closing = True
-        if self._drawing is not None:
-            self._drawing.cancel()
-        self._announce()
+        self._closing, self._frame = True, None
+        self._drawn.set()
 
     def stream(self, *, allowed: Callable[[], bool], log: LogName | None = None) -> AsyncIterator[str]:
         """The events of one viewer, until `allowed` says no; those of a log too.
@@ -87,11 +85,9 @@ class Feed:
         try:
             shown, shapes, sign_s = dict[str, str](), dict[str, str](), time.monotonic()
             yield "retry: 3000\n\n"
-            while not self._closing:
-                if self._drawing is None or self._drawing.done():
-                    self._drawing = asyncio.create_task(self._draw())
+            while True:
                 await self._drawn.wait()
-                if self._drawing.done():  # it failed: the browser asks again
+                if self._frame is None:  # the server ends, or the look failed: then the browser asks again
                     return
                 texts, now, logs = self._frame
                 if log is not None and (lines := logs.get(log)):
@@ -110,21 +106,18 @@ class Feed:
         finally:
             del self._viewers[viewer]
 
-    async def _draw(self) -> None:
-        """Look again and again while there is a viewer."""
-        try:
-            while self._viewers:
-                due_s = time.monotonic() + _INTERVAL_S
-                wanted = {log for log in self._viewers.values() if log is not None}
-                self._frame = await run_in_threadpool(_frame, self._live, self._queue, wanted)
-                self._announce()
-                await asyncio.sleep(max(0.1, due_s - time.monotonic()))
-        finally:
-            self._announce()
-
-    def _announce(self) -> None:
-        drawn, self._drawn = self._drawn, asyncio.Event()
-        drawn.set()
+    async def draw(self) -> None:
+        """Look again and again while there is a viewer, as long as the server runs."""
+        while not self._closing:
+            due_s = time.monotonic() + _INTERVAL_S
+            if self._viewers:
+                wanted, frame = {log for log in self._viewers.values() if log is not None}, None
+                with suppress(Exception):  # the folder may be gone for a while: the streams end, and begin again
+                    frame = await run_in_threadpool(_frame, self._live, self._queue, wanted)
+                if not self._closing:
+                    drawn, self._drawn, self._frame = self._drawn, asyncio.Event(), frame
+                    drawn.set()
+            await asyncio.sleep(max(0.1, due_s - time.monotonic()))
 
 
 def _event(name: str, value: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -19,14 +19,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from validator.errors import FolderError
-from validator.files import Tree
+from validator.files import Tree, TreeEntry
 from validator.report.html import report_script
 from validator.report.templates import environment, policy_hash
 from validator.runs.folder import HAND_OVER, JOURNAL, RENDERINGS, RunFolder
 from validator.runs.journal import read
 from validator.runs.replay import ending, events_of, started_runs
 from validator.service.context import service_of
-from validator.text import format_size
 
 _REPORT = "report.html"
 _MAX_REPORT = 8 << 20
@@ -43,21 +42,13 @@ _MAX_WALKED = 20_000
 """Files and folders that are looked at for the list of a page."""
 
 
-class ListedFile(NamedTuple):
-    """A file of a run folder: its path below it, and its size."""
-
-    path: str
-    href: str
-    size: str
-
-
-def listed_logs(folder: Path) -> tuple[tuple[ListedFile, ...], int]:
+def listed_logs(folder: Path) -> tuple[list[TreeEntry], int]:
     """The renderings of a run and its logs, as many as a page lists, and how many there are among the first files."""
     first = {name: place for place, name in enumerate((*RENDERINGS, *HAND_OVER))}
-    closed, found = _being_written(folder), list[ListedFile]()
+    closed, found = _being_written(folder), list[TreeEntry]()
     with suppress(OSError), Tree(folder, follow=False) as tree:
         found = [
-            ListedFile(entry.path, quote(entry.path), format_size(entry.bytes))
+            entry
             for entry in islice(tree.walk(), _MAX_WALKED)
             if entry.kind == "file"
             and entry.path.isprintable()  # others have no address, or one that shows as another
@@ -65,7 +56,7 @@ def listed_logs(folder: Path) -> tuple[tuple[ListedFile, ...], int]:
             and not entry.path.startswith(closed)
         ]
     found.sort(key=lambda one: (first.get(one.path, len(first)), one.path))
-    return tuple(found[:MAX_LISTED]), len(found)
+    return found[:MAX_LISTED], len(found)
 
 
 def run_file(request: Request) -> Response:
@@ -123,10 +114,9 @@ def _report(folder: Path) -> Response:
     except OSError as error:
         raise HTTPException(404, "There is no report of this run yet.") from error
     bar = environment().get_template("service/bar.html.j2").render(run=folder.name)
-    at = _BODY.search(html)
-    place = at.end() if at else 0
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src '{policy_hash(report_script())}'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return HTMLResponse(html[:place] + bar + html[place:], headers={"content-security-policy": policy})
+    html = _BODY.sub(lambda found: found[0] + bar, html, count=1)
+    return HTMLResponse(html, headers={"content-security-policy": policy})

@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from validator.files import user_folder
 from validator.history.read import SAMPLE, HistoryEntry, read_entry, stamp_of
 from validator.runs.folder import is_run_folder
 
-_VERSION = 1
+_VERSION = 2
 """Of the table and of the entries in it; a file of another version is built again."""
 
 _FRESH_S = 1.0
@@ -40,13 +40,6 @@ _YOUNG_S = 60.0
 
 _MAX_ENTRY = 512 << 10
 """Bytes of the largest entry: every page lists many of them. Those of real validations have some kilobytes."""
-
-_TABLE = """
-CREATE TABLE IF NOT EXISTS runs(
-  folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, runbook TEXT NOT NULL, machine TEXT NOT NULL, host TEXT NOT NULL,
-  branch TEXT NOT NULL, decision TEXT NOT NULL, started TEXT NOT NULL, entry BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS by_time ON runs(started DESC, folder DESC);
-"""
 
 
 class RunFilter(NamedTuple):
@@ -65,6 +58,13 @@ class RunFilter(NamedTuple):
 
 
 FILTERS = RunFilter._fields
+_COLUMNS = (*FILTERS, "started")
+_TABLE = (
+    "DROP TABLE IF EXISTS runs",
+    f"CREATE TABLE runs(folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry TEXT NOT NULL, {', '.join(_COLUMNS)})",
+    "CREATE INDEX by_time ON runs(started DESC, folder DESC)",
+    f"PRAGMA user_version = {_VERSION}",
+)
 
 
 def index_path(reports: Path) -> Path:
@@ -85,14 +85,12 @@ class RunIndex:
         if not reports.is_dir():
             raise FolderError(f"{reports} is no folder; give the one that `validator run --out` wrote to")
         self.reports = Path(os.path.realpath(reports))
-        self.revision = 0
         self.path = path
         self._lock = threading.RLock()
         self._looked = self._looked_fully = float("-inf")
         self._parent_ns = -1
         self._names: frozenset[str] = frozenset()
-        self._open: frozenset[str] = frozenset()
-        self._young: frozenset[str] = frozenset()
+        self._watched: dict[str, bool] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = self._opened(rebuild=rebuild)
@@ -104,13 +102,11 @@ class RunIndex:
     def _opened(self, *, rebuild: bool) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, check_same_thread=False, timeout=10.0)
         try:
-            known = db.execute("PRAGMA user_version").fetchone()[0]
-            if rebuild or known != _VERSION:
-                db.execute("DROP TABLE IF EXISTS runs")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")  # what a crash loses is read from the folders again
-            db.executescript(_TABLE)
-            db.execute(f"PRAGMA user_version = {_VERSION}")
+            db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")  # the folders have what is lost
+            db.execute("BEGIN IMMEDIATE")  # another server may start at this moment
+            if rebuild or db.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+                for statement in _TABLE:
+                    db.execute(statement)
             db.commit()
         except sqlite3.DatabaseError as error:
             db.close()
@@ -129,18 +125,19 @@ class RunIndex:
     def refresh(self, *, full: bool = False) -> None:
         """Read the folders that are new, in progress, or changed since the last look."""
         with self._lock:
-            now = time.monotonic()
+            now, parent_ns = time.monotonic(), self.reports.stat().st_mtime_ns
             if not full and now - self._looked < _FRESH_S:
                 return
             full = full or now - self._looked_fully >= _FULL_S
-            parent_ns = self.reports.stat().st_mtime_ns
-            before, listed = self._names, full or parent_ns != self._parent_ns
-            if listed:
-                self._names = frozenset(self._folders())
+            looked_at = {*self._watched}
+            if full or parent_ns != self._parent_ns:
+                before, self._names = self._names, frozenset(self._folders())
+                looked_at = {*self._names} if full else (looked_at & self._names) | (self._names - before)
+                gone = "DELETE FROM runs WHERE folder NOT IN (SELECT value FROM json_each(?))"
+                self._db.execute(gone, (json.dumps([*self._names]),))
             self._parent_ns, self._looked = parent_ns, now
             self._looked_fully = now if full else self._looked_fully
-            fresh = self._names if full else ((self._open | self._young) & self._names) | (self._names - before)
-            self._update(fresh, listed=listed)
+            self._update(looked_at)
 
     def _folders(self) -> Iterator[str]:
         """Names of the folders that may be run folders; links are left out, since they lead anywhere."""
@@ -152,51 +149,44 @@ class RunIndex:
                     entry.name.encode()
                     yield entry.name
 
-    def _update(self, names: frozenset[str], *, listed: bool) -> None:
-        """Read folders whose results have changed, and forget those that are gone if all have been `listed`."""
-        still_open, young, changed = set((self._open & self._names) - names), set[str](), 0
-        if listed:
-            gone = "DELETE FROM runs WHERE folder NOT IN (SELECT value FROM json_each(?))"
-            changed = self._db.execute(gone, (json.dumps([*self._names]),)).rowcount
+    def _update(self, names: Set[str]) -> None:
+        """Read folders whose results have changed; see which of them have no decision yet."""
         known = "SELECT folder, stamp, decision FROM runs WHERE folder IN (SELECT value FROM json_each(?))"
         rows = {row[0]: row[1:] for row in self._db.execute(known, (json.dumps([*names]),))}
+        watched = dict[str, bool]()
         for name in names:
-            folder = self.reports / name
-            stamp, decision = rows.get(name, ("", None))
-            try:
-                now = stamp_of(folder)
-            except OSError:
-                with suppress(OSError):  # it is gone by now
-                    if is_run_folder(folder):
-                        still_open.add(name)
-                    elif time.time() - folder.stat().st_mtime < _YOUNG_S:
-                        young.add(name)
-                continue
-            if now != stamp:
-                entry = read_entry(folder)
-                changed += self._store(name, now, entry)
-                decision = entry and entry.decision
-            if decision == "IN_PROGRESS":
-                still_open.add(name)
+            folder, (stamp, decision) = self.reports / name, rows.get(name, ("", None))
+            with suppress(OSError):  # it is gone by now
+                try:
+                    now = stamp_of(folder)
+                except OSError:
+                    is_run = is_run_folder(folder)
+                    if is_run or time.time() - folder.stat().st_mtime < _YOUNG_S:
+                        watched[name] = is_run
+                    continue
+                if now != stamp:
+                    decision = self._store(name, now, read_entry(folder))
+                if decision == "IN_PROGRESS":
+                    watched[name] = True
         self._db.commit()
-        if changed or still_open != self._open:
-            self.revision += 1
-        self._open, self._young = frozenset(still_open), frozenset(young)
+        self._watched = watched
 
-    def _store(self, name: str, stamp: str, entry: HistoryEntry | None) -> int:
+    def _store(self, name: str, stamp: str, entry: HistoryEntry | None) -> str:
+        """Keep what was read of a folder; returns its decision, empty for what cannot be kept."""
         data = b"" if entry is None else msgspec.json.encode(entry)
         if entry is None or len(data) > _MAX_ENTRY:
-            return self._db.execute("DELETE FROM runs WHERE folder = ?", (name,)).rowcount
-        texts = (entry.runbook, entry.machine, entry.host, entry.branch, entry.decision, entry.started)
-        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (name, stamp, *texts, data))
-        return 1
+            self._db.execute("DELETE FROM runs WHERE folder = ?", (name,))
+            return ""
+        values = (name, stamp, data.decode(), *(getattr(entry, column) for column in _COLUMNS))
+        self._db.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(values))})", values)
+        return entry.decision
 
     # Questions. Each looks at the folders first, at most once a second.
 
     def open_folders(self) -> tuple[str, ...]:
         """Folders whose validation has no decision yet: it runs, or its runner was killed."""
         with self._asked():
-            return tuple(sorted(self._open))
+            return tuple(sorted(name for name, is_run in self._watched.items() if is_run))
 
     def entry(self, folder: str) -> HistoryEntry | None:
         """The entry of a folder; None where the index has none."""
@@ -205,13 +195,11 @@ class RunIndex:
     def path_of(self, folder: str) -> Path | None:
         """The path of a folder that the index knows, and of no other: the only way from an address to a file."""
         with self._asked():
-            if not self._knows(folder) and not {"/", "\0"} & {*folder} and is_run_folder(self.reports / folder):
+            if folder not in self._names:
                 self._looked = -math.inf  # the queue names a run as soon as it starts
                 self.refresh()
-            return self.reports / folder if self._knows(folder) else None
-
-    def _knows(self, folder: str) -> bool:
-        return folder in self._open or self.entry(folder) is not None
+            known = self._watched.get(folder) or self.entry(folder) is not None
+            return self.reports / folder if known else None
 
     def find(self, wanted: RunFilter, *, limit: int, offset: int = 0) -> tuple[tuple[HistoryEntry, ...], int]:
         """The runs of a filter, latest first, and how many there are in all."""
@@ -228,10 +216,10 @@ class RunIndex:
             return {name: tuple(row[0] for row in db.execute(query.format(name))) for name in FILTERS}
 
     def counts(self) -> tuple[tuple[str, str, str, int], ...]:
-        """(runbook, machine, decision, runs), in order."""
+        """(runbook, machine, decision, runs), by runbook."""
         with self._asked() as db:
             return tuple(
-                db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1, 2, 3")
+                db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1")
             )
 
     def latest(self, *columns: str) -> tuple[HistoryEntry, ...]:
@@ -245,13 +233,11 @@ class RunIndex:
     def version(self) -> tuple[int, int]:
         """What changes whenever the index does, through this server or another one."""
         with self._asked() as db:
-            return self.revision, int(db.execute("PRAGMA data_version").fetchone()[0])
+            return db.total_changes, int(db.execute("PRAGMA data_version").fetchone()[0])
 
     def with_nodes(self) -> tuple[HistoryEntry, ...]:
         """Every run of a cluster, oldest first."""
-        return self._entries(
-            "SELECT entry FROM runs WHERE json_array_length(CAST(entry AS TEXT), '$.nodes') > 0 ORDER BY started"
-        )
+        return self._entries("SELECT entry FROM runs WHERE json_array_length(entry, '$.nodes') > 0 ORDER BY started")
 
     def _entries(self, query: str, *values: str | int) -> tuple[HistoryEntry, ...]:
         with self._asked() as db:

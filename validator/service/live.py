@@ -1,11 +1,17 @@
 """Running validations as the service shows them, from what their runners write anyway: journal, result and logs.
 
-One look serves every viewer. A run's files are followed as its own runner follows them; nothing is asked of the runner.
+One look serves every viewer. A run's files are followed as its own runner follows them; nothing is asked of the runner
+but to end, by the same requests as by Ctrl-C.
+
+A folder names its runner by pid, start and host, and may have come from anywhere. So a process counts as the runner
+only while it also has the folder's journal open, and it is held by a handle before that is looked at: the kernel
+cannot give its pid to another one meanwhile.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,20 +20,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from validator.model.plan import RunSpec
+import psutil
+
+from validator.errors import Unable
 from validator.model.verdict import Status, ValidationReport
 from validator.pipeline.evaluate import result_in
 from validator.report.elements import PENDING, status_view
 from validator.report.page import StatusView
-from validator.runs.folder import JOURNAL, RunFolder
+from validator.runs.folder import JOURNAL, RunFolder, Runner
 from validator.runs.journal import Event
 from validator.runs.replay import ending, events_of, last_runner, phase_end
 from validator.service.index import RunIndex
-from validator.service.stopping import StopHow, request_stop, works_on
-from validator.supervise.lock import holders
 from validator.supervise.open_run import LogTail, MachineSample, OpenRun, Values, open_run
+from validator.system.processes import catches
 from validator.text import clean, format_duration, format_time, one_line, plural
 from validator.times import unix_seconds
+
+StopHow = Literal["stop", "halt"]
+"""`stop` lets the trainer checkpoint within its grace period; `halt` waits for nothing."""
+
+_BETWEEN_S = 0.5
+"""Between two requests: signals of one number that wait together count as one."""
 
 _LOOK_S = 0.6
 """How long a look serves every page."""
@@ -35,9 +48,8 @@ _LOOK_S = 0.6
 _FORGET_S = 30.0
 """Without a look for so long, runs are joined again: what was written meanwhile would take many looks to read."""
 
-_ENDED = StatusView("ENDED", "·", "muted")
 _INTERRUPTED = StatusView("INTERRUPTED", "–", "warn")
-_VIEWS = {view.word: view for view in (*map(status_view, get_args(Status)), PENDING, _ENDED, _INTERRUPTED)}
+_VIEWS = {view.word: view for view in (*map(status_view, get_args(Status)), PENDING, _INTERRUPTED)}
 
 NOTES = 5
 """Events of the watchdog that are shown, the latest first."""
@@ -45,12 +57,11 @@ NOTES = 5
 
 @dataclass(frozen=True)
 class LivePhase:
-    """A phase of a running validation; `took` is empty until it has ended."""
+    """A phase of a running validation."""
 
     id: str
     title: str
     status: str
-    took: str = ""
 
     @property
     def view(self) -> StatusView:
@@ -77,14 +88,6 @@ class LiveRun:
             return "no step yet"
         return f"step {self.step:,} of {self.steps:,}" if self.steps else f"step {self.step:,}"
 
-    def texts(self) -> Iterator[tuple[str, str]]:
-        """Each text by its name."""
-        yield "step", self.progress
-        yield "bar", str(self.step or 0)
-        yield "watchdog", self.watchdog
-        yield from self.values
-        yield from self.machine.texts()
-
 
 @dataclass(frozen=True)
 class Running:
@@ -110,16 +113,17 @@ class Running:
     @property
     def shape(self) -> tuple[object, ...]:
         """What a page's elements depend on; all else of it is text in them."""
-        named = tuple((phase.id, phase.status, phase.took) for phase in self.phases)
-        run = self.run and (self.run.id, self.run.steps, self.run.logs, [name for name, _ in self.run.texts()])
-        return self.folder, self.working, self.stopping, named, run, self.notes
+        run = self.run and (self.run.id, self.run.steps, self.run.logs)
+        return self.working, self.stopping, self.phases, self.notes, run, [*self.texts()]
 
-    def texts(self) -> Iterator[tuple[str, str]]:
+    def texts(self) -> dict[str, str]:
         """Each text that changes while the shape stays, by the name of the element that has it."""
-        yield f"{self.folder} elapsed", self.elapsed
-        yield f"{self.folder} remaining", self.remaining
-        for name, value in self.run.texts() if self.run is not None else ():
-            yield f"{self.folder} {name}", value
+        found = {"elapsed": self.elapsed, "remaining": self.remaining}
+        if (run := self.run) is not None:
+            found |= {"step": run.progress, "bar": str(run.step or 0), "watchdog": run.watchdog, **dict(run.values)}
+            found |= {"age": run.machine.age, **{f"host {label}": value for label, value in run.machine.host}}
+            found |= {f"gpu{index} {label}": value for index, of in run.machine.gpus for label, value in of}
+        return {f"{self.folder} {name}": text for name, text in found.items()}
 
 
 class LiveRuns:
@@ -131,14 +135,14 @@ class LiveRuns:
         self._followed: dict[str, _Followed] = {}
         self._looked = float("-inf")
         self._seen: tuple[Running, ...] = ()
-        self._asked: dict[str, StopHow] = {}
 
     def stop(self, folder: Path, how: StopHow) -> None:
         """Ask the runner of a folder to end; raises as `request_stop` does."""
         request_stop(RunFolder.open(folder), how)
         with self._lock:
-            self._asked[folder.name] = how
-            self._looked = float("-inf")
+            self._looked -= _LOOK_S
+            if folder.name in self._followed:
+                self._followed[folder.name].asked = how
 
     def look(self, *, fresh: bool = False) -> tuple[Running, ...]:
         """Every validation without a decision, a moment ago unless `fresh`: those worked on first, the latest first."""
@@ -146,12 +150,11 @@ class LiveRuns:
             age_s = time.monotonic() - self._looked
             if fresh or age_s >= _LOOK_S:
                 before = self._followed if age_s < _FORGET_S else {}
-                names = {*self._index.open_folders(), *self._held()}
-                self._followed = {name: before.get(name) or _Followed(self._index.reports / name) for name in names}
-                found = (one.look(self._asked.get(name, "")) for name, one in self._followed.items())
-                seen = sorted(filter(None, found), key=lambda one: (one.working, one.started), reverse=True)
-                self._asked = {one.folder: one.stopping for one in seen if one.stopping}
-                self._seen, self._looked = tuple(seen), time.monotonic()
+                paths = [self._index.reports / name for name in self._index.open_folders()]
+                self._followed = {path.name: before.get(path.name) or _Followed(path) for path in paths}
+                found = filter(None, [one.look() for one in self._followed.values()])
+                self._seen = tuple(sorted(found, key=lambda one: (one.working, one.started), reverse=True))
+                self._looked = time.monotonic()
             return self._seen
 
     def of(self, folder: str, *, fresh: bool = False) -> Running | None:
@@ -162,45 +165,38 @@ class LiveRuns:
         """The end of a log of a folder's open run, of the first where there is none of this name."""
         with self._lock:
             one = self._followed.get(folder)
-            return LogTail() if one is None or one.open is None else one.open.logs.tail(name)
-
-    def _held(self) -> Iterator[str]:
-        """Folders that the machine's locks name: a resumed validation has an old decision until its first report."""
-        with suppress(OSError):
-            for holder in holders().values():
-                path = Path(str(holder.get("run_dir") or ""))
-                if path.parent == self._index.reports and self._index.entry(path.name) is not None:
-                    yield path.name
+            return LogTail() if one is None or one.open is None else one.open.log(name)
 
 
 @dataclass
 class _Followed:
-    """One folder between looks: what was read of it, and the files of its open run."""
+    """One folder between looks: what was read of it, the files of its open run, and how it was `asked` to stop."""
 
     root: Path
     open: OpenRun | None = None
+    asked: StopHow | Literal[""] = ""
     _folder: RunFolder | None = None
     _report: ValidationReport | None = None
-    _stamps: tuple[object, object] = (None, None)
+    _stamps: list[tuple[int, int]] = field(default_factory=list)
     _events: tuple[Event, ...] = ()
     _opened_by: tuple[Event, ...] | None = None
 
-    def look(self, asked: StopHow | Literal[""]) -> Running | None:
-        """The validation now; None where it has ended, or cannot be read. `asked` says how it was asked to stop."""
+    def look(self) -> Running | None:
+        """The validation now; None where it has ended, or cannot be read."""
         try:
             folder = self._folder = self._folder or RunFolder.open(self.root)
             self._read(folder)
-            return self._running(folder, asked)
+            return self._running(folder)
         except Exception:  # noqa: BLE001 -- a folder that others wrote must not hide those that run
             return None
 
-    def _running(self, folder: RunFolder, asked: StopHow | Literal[""]) -> Running | None:
+    def _running(self, folder: RunFolder) -> Running | None:
         runner = last_runner(folder, self._events)
         working = works_on(runner, folder)  # also while it writes its last report
         undecided = self._report is None or self._report.decision == "IN_PROGRESS"
         if not working and (ending(self._events) is not None or not undecided):
             return None
-        header = folder.header
+        header, self.asked = folder.header, self.asked if working else ""
         # Root's service sees runners of others, whose links lead nowhere.
         own = working and Path(f"/proc/{runner.pid}").stat().st_uid == os.getuid()
         return Running(
@@ -211,7 +207,7 @@ class _Followed:
             host=one_line(runner.host, limit=100),
             started=format_time(header.started),
             working=working,
-            stopping=asked if working else "",
+            stopping=self.asked,
             elapsed=format_duration(max(0.0, _seconds_since(header.started))),
             remaining=self._remaining() if working else "",
             phases=tuple(self._phases(folder, working=working)),
@@ -222,15 +218,14 @@ class _Followed:
     def _read(self, folder: RunFolder) -> None:
         """Read journal and result again where they have changed."""
         with folder.tree() as tree:
-            files = [tree.stat(name) if tree.has_file(name) else None for name in (JOURNAL, "result.json")]
-            journal, result = (file and (file.st_mtime_ns, file.st_size) for file in files)
-            if result != self._stamps[1]:
-                self._report = None
-                with suppress(OSError, ValueError):
-                    self._report = result_in(tree)
-        if journal != self._stamps[0]:
-            self._events = events_of(folder)
-        self._stamps = (journal, result)
+            files = [tree.stat(name) for name in (JOURNAL, "result.json") if tree.has_file(name)]
+            stamps = [(file.st_mtime_ns, file.st_size) for file in files]
+            if stamps == self._stamps:
+                return
+            self._report, self._stamps = None, stamps
+            with suppress(OSError, ValueError):
+                self._report = result_in(tree)
+        self._events = events_of(folder)
 
     def _remaining(self) -> str:
         """What the runner expected when it drew its latest report, less what has passed since."""
@@ -241,20 +236,13 @@ class _Followed:
         return f"{'at least' if outlook.at_least else 'about'} {format_duration(max(0.0, left_s))}"
 
     def _phases(self, folder: RunFolder, *, working: bool) -> Iterator[LivePhase]:
-        judged = {phase.id: phase.status for phase in self._report.phases} if self._report else {}
+        judged = {one.id: status_view(one.status, pending=True) for one in self._report.phases} if self._report else {}
         started = {str(event.fields.get("phase")) for event in self._events if event.event == "phase_started"}
         for phase in folder.header.runbook.phases:
-            end = phase_end(self._events, phase.id)
-            status = judged.get(phase.id)
-            if end is not None:
-                shown = _ENDED if status in (None, "RUNNING", "NOT_RUN") else status_view(status)
-            elif phase.id in started:
-                shown = status_view("RUNNING") if working else _INTERRUPTED
-            else:
-                shown = PENDING
-            seconds = None if end is None else end.fields.get("duration_s")
-            took = format_duration(seconds) if isinstance(seconds, (int, float)) else ""
-            yield LivePhase(one_line(phase.id), one_line(phase.title or phase.id, limit=200), shown.word, took)
+            view = judged.get(phase.id, PENDING)
+            if phase.id in started and (view == PENDING or phase_end(self._events, phase.id) is None):
+                view = status_view("RUNNING") if working else _INTERRUPTED
+            yield LivePhase(one_line(phase.id), one_line(phase.title or phase.id, limit=200), view.word)
 
     def _run(self, folder: RunFolder, *, links: bool) -> LiveRun | None:
         """The run that is open, followed from the event that started it; over links where `links` says so."""
@@ -262,23 +250,54 @@ class _Followed:
             self.open, self._opened_by = open_run(folder, self._events, self.open, links=links), self._events
         if (one := self.open) is None:
             return None
-        values, watchdog = one.look(), self._watchdog(one.spec)  # which says how far the follower is
-        name, step, steps = one_line(one.spec.id), one.follower.step, one.spec.steps
-        return LiveRun(name, step, steps, values, watchdog, one.samples.latest(), one.logs.names())
-
-    def _watchdog(self, spec: RunSpec) -> str:
-        """What the watchdog of the open run says; its events are among the notes."""
-        if spec.watchdog is None:
-            return "off"
-        count = sum(event.event == "anomaly" and event.fields.get("run") == spec.id for event in self._events)
-        found = plural(count, "event") if count else "nothing found"
-        return found if spec.watchdog.halt else f"{found}, halts nothing"
+        found = [event for event in self._events if event.event == "anomaly" and event.fields.get("run") == one.spec.id]
+        watchdog = "off" if one.spec.watchdog is None else plural(len(found), "event")
+        name, values = one_line(one.spec.id), one.look()  # which says how far the follower is
+        machine, logs = one.sample(), one.logs()
+        return LiveRun(name, one.follower.step, one.spec.steps, values, watchdog, machine, logs)
 
     def _notes(self) -> Iterator[str]:
         seen = [event for event in self._events if event.event in ("anomaly", "nodes_lost")]
         for event in reversed(seen[-NOTES:]):
             what = event.fields.get("message") or f"lost: {event.fields.get('nodes')}"
             yield clean(f"{event.fields.get('run') or ''}: {what}", limit=400)
+
+
+def works_on(runner: Runner, folder: RunFolder) -> bool:
+    """Whether the runner lives on this machine and has the folder's journal open for writing.
+
+    To read it is not enough: this server does, and a folder that was handed in may name the server as its runner.
+    """
+    with suppress(OSError, psutil.Error):
+        opened = psutil.Process(runner.pid).open_files() if runner.alive() else ()
+        return any(one.mode != "r" and one.path == str(folder.journal) for one in opened)
+    return False
+
+
+def request_stop(folder: RunFolder, how: StopHow) -> None:
+    """Ask the runner of a folder to end: by one SIGTERM, or to `halt` by a second one, which skips every grace period.
+
+    Raises:
+        Unable: when no runner of this user works on the folder, or it does not catch signals (yet, or any more).
+    """
+    runner = last_runner(folder, events_of(folder))
+    try:
+        handle = os.pidfd_open(runner.pid)
+    except OSError as error:
+        raise Unable(f"{folder.header.run_id} is not running here: process {runner.pid}: {error.strerror}") from error
+    try:
+        if not works_on(runner, folder):
+            raise Unable(f"{folder.header.run_id} is not running here: no process works on its journal")
+        if not catches(runner.pid, signal.SIGTERM):
+            raise Unable(f"{folder.header.run_id} is starting or ending, so that a signal would kill it; try again")
+        with suppress(ProcessLookupError):  # it ended meanwhile, which is what was asked
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            if how == "halt":
+                time.sleep(_BETWEEN_S)
+                if works_on(runner, folder) and catches(runner.pid, signal.SIGTERM):  # it may be ending by now
+                    signal.pidfd_send_signal(handle, signal.SIGTERM)
+    finally:
+        os.close(handle)
 
 
 def _seconds_since(moment: str) -> float:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any, get_args
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from validator.errors import UserError
 from validator.files import Tree
 from validator.history.page import SPARK, group_section, node_before, run_row
 from validator.history.read import HistoryEntry
@@ -31,17 +28,14 @@ from validator.report.contrast import since_view
 from validator.report.elements import decision_status
 from validator.report.fleet import STATES
 from validator.report.page import Page as ReportPage
-from validator.report.page import StatusView
 from validator.runs.folder import is_run_folder
-from validator.service.access import address_of, form_of, inner_path, posted, require, visitor_of, with_cookie
-from validator.service.context import assets, audit, number_of, page, run_address, run_filter, service_of, to
+from validator.service.access import audit, inner_path, posted, visitor_of, with_cookie
+from validator.service.context import assets, number_of, page, run_address, run_filter, service_of, to
 from validator.service.events import shape_of
 from validator.service.files import listed_logs, run_file
 from validator.service.index import RunFilter, RunIndex
-from validator.service.live import Running
-from validator.service.stopping import StopHow
+from validator.service.live import StopHow
 from validator.supervise.open_run import LOG_LINES, LogTail
-from validator.text import one_line
 
 PAGE = 50
 _TREND_RUNS = 1000
@@ -50,8 +44,7 @@ _RECENT = 10
 
 def row(entry: HistoryEntry) -> dict[str, Any]:
     """A line of a table of runs."""
-    texts = {name: one_line(getattr(entry, name)) for name in ("runbook", "machine", "host", "branch")}
-    return run_row(entry) | texts | {"folder": entry.folder, "href": run_address(entry.folder)}
+    return run_row(entry) | {"entry": entry, "href": run_address(entry.folder)}
 
 
 def now(request: Request) -> Response:
@@ -59,20 +52,9 @@ def now(request: Request) -> Response:
     service = service_of(request)
     running = service.live.look()
     recent, _ = service.index.find(RunFilter(), limit=_RECENT)
-    cards = [card(one) for one in running]
     decided = [row(one) for one in recent if one.decision != "IN_PROGRESS"]
-    return page(request, "now", cards=cards, shape=shape_of(running), runs=decided, reports=str(service.index.reports))
-
-
-def card(one: Running) -> dict[str, Any]:
-    """A running validation as its template names the parts."""
-    return {
-        "view": one,
-        "href": run_address(one.folder),
-        "run": one.run,
-        "stop": f"/stop/{quote(one.folder, safe='')}",
-        "typed": shlex.quote(one_line(one.folder)),
-    }
+    reports = str(service.index.reports)
+    return page(request, "now", running=running, shape=shape_of(running), runs=decided, reports=reports)
 
 
 def past(request: Request) -> Response:
@@ -80,30 +62,16 @@ def past(request: Request) -> Response:
     index, wanted = service_of(request).index, run_filter(request)
     number = number_of(request, "page")
     found, total = index.find(wanted, limit=PAGE, offset=(number - 1) * PAGE)
-    choices = [
-        {"name": name, "values": _options_of(name, values), "chosen": getattr(wanted, name)}
-        for name, values in index.choices().items()
-    ]
-    pages = {
-        name: "/past?" + urlencode({**wanted.chosen, "page": other})
-        for name, other in (("Newer", number - 1), ("Older", number + 1))
-        if 1 <= other <= -(-total // PAGE)
-    }
-    groups = _groups(index, index.revision, wanted) if wanted.runbook and wanted.machine else ()
+    groups = _groups(index, index.version(), wanted) if wanted.runbook and wanted.machine else ()
     trends = [group_section(number, group) for number, group in enumerate(groups, start=1)]
     return page(
-        request, "past", choices=choices, runs=[row(one) for one in found], total=total, pages=pages, number=number,
-        first=(number - 1) * PAGE + 1, sections=trends, spark=SPARK, filtered=bool(wanted.chosen),
+        request, "past", choices=index.choices(), chosen=wanted.chosen, runs=[row(one) for one in found], total=total,
+        number=number, size=PAGE, sections=trends, spark=SPARK, decision=decision_status,
     )  # fmt: skip
 
 
-def _options_of(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
-    shown = [decision_status(value).word if name == "decision" else value for value in values]
-    return [(value, one_line(word, limit=80)) for value, word in zip(values, shown, strict=True)]
-
-
 @lru_cache(maxsize=16)
-def _groups(index: RunIndex, revision: int, wanted: RunFilter) -> tuple[Group, ...]:
+def _groups(index: RunIndex, version: tuple[int, int], wanted: RunFilter) -> tuple[Group, ...]:
     """The comparable runs of a filter, without the decision: a trend of good runs alone would show no change."""
     found, _ = index.find(wanted._replace(decision=""), limit=_TREND_RUNS)
     return group_entries(tuple(reversed(found)))
@@ -113,10 +81,8 @@ def _node_rows(entries: Sequence[HistoryEntry]) -> Iterator[dict[str, Any]]:
     """Each node of the clusters in `entries`, which are oldest first, by its name."""
     latest = {node.name: (place, node) for place, entry in enumerate(entries) for node in entry.nodes}
     for name, (place, node) in sorted(latest.items()):
-        state = STATES.get(node.state, StatusView(one_line(node.state).upper(), "○", "muted"))
-        share = "" if node.share is None else f"{node.share:.3f}"
-        before = node_before(entries[:place], name)
-        yield {"name": one_line(name), "state": state, "share": share, "before": before, "run": row(entries[place])}
+        state, before = STATES.get(node.state), node_before(entries[:place], name)
+        yield {"node": node, "state": state, "before": before, "run": row(entries[place])}
 
 
 def fleet(request: Request) -> Response:
@@ -136,8 +102,7 @@ def run(request: Request) -> Response:
     log = service.live.log(folder.name, request.query_params.get("log", "")[:300]) if running else LogTail()
     others = [one for one in service.index.find(like, limit=PAGE)[0] if one.folder != folder.name] if entry else []
     return page(
-        request, "run", run=row(entry) if entry else None, folder=folder.name,
-        href=run_address(folder.name), card=card(running) if running else None,
+        request, "run", folder=folder.name, href=run_address(folder.name), running=running,
         shape=shape_of([running] if running else []), page=_first_screen(folder) if entry and not running else None,
         open_limit=MAX_OPEN, files=files, count=count, log=log, log_lines=LOG_LINES,
         events="/events?" + urlencode({"run": folder.name, "log": log.name}) if log.name else "/events",
@@ -195,13 +160,12 @@ _HOW: dict[str, StopHow] = {how: how for how in get_args(StopHow)}
 
 def ask_stop(request: Request) -> Response:
     """The second question, with the form that stops."""
-    require(request, "run")
     service = service_of(request)
     folder, how = service.folder(request.path_params["run"]), _HOW.get(request.query_params.get("how", "stop"), "stop")
     running = service.live.of(folder.name, fresh=True)  # it may have started a moment ago
     if running is None or not running.working:
         raise HTTPException(409, "This validation is not running here any more.")
-    return page(request, "stop", how=how, card=card(running))
+    return page(request, "stop", how=how, running=running)
 
 
 def stop(request: Request, form: Mapping[str, str]) -> Response:
@@ -210,11 +174,7 @@ def stop(request: Request, form: Mapping[str, str]) -> Response:
     if how is None:
         raise HTTPException(400, "how must be stop or halt.")
     folder = service.folder(request.path_params["run"])
-    try:
-        service.live.stop(folder, how)
-    except (UserError, OSError) as error:
-        audit(request, how, folder.name, f"failed: {error}")
-        raise HTTPException(409, str(error)) from error
+    service.live.stop(folder, how)
     audit(request, how, folder.name)
     return to(run_address(folder.name))
 
@@ -227,19 +187,18 @@ def ask_token(request: Request) -> Response:
     return page(request, "login", next=inner_path(request.query_params.get("next", "/")), wrong=False)
 
 
-async def log_in(request: Request) -> Response:
+def log_in(request: Request, form: Mapping[str, str]) -> Response:
     """Begin a session; a wrong token gets the form again."""
-    service, form = service_of(request), await form_of(request)
-    target = inner_path(form.get("next", "/"))
-    if service.access.tokens is None:
+    access, target = service_of(request).access, inner_path(form.get("next", "/"))
+    if access.tokens is None:
         return to(target)
-    token = await run_in_threadpool(service.access.checked, form.get("token", ""), address_of(request))
+    token = access.checked(form.get("token", ""), request)
     if token is None or not token.allows("read"):
         if token is not None:
             audit(request, "log in", outcome="refused: it may not read", who=token.name)
         return page(request, "login", status=403, next=target, wrong=True)
     audit(request, "log in", who=token.name)
-    return with_cookie(request, to(target), service.access.log_in(form["token"]))
+    return with_cookie(request, to(target), access.log_in(form["token"]))
 
 
 def log_out(request: Request, form: Mapping[str, str]) -> Response:
@@ -271,7 +230,7 @@ def asset(request: Request) -> Response:
 
 async def bare_run(request: Request) -> Response:
     """A run's address without its last stroke, against which its links would lead elsewhere."""
-    return RedirectResponse(run_address(request.path_params["run"]), 308)
+    return to(run_address(request.path_params["run"]))
 
 
 ROUTES = (
@@ -285,8 +244,8 @@ ROUTES = (
     Route("/stop/{run}", ask_stop),
     posted("/stop/{run}", stop),
     Route("/login", ask_token),
-    Route("/login", log_in, methods=["POST"]),
-    posted("/logout", log_out, "read"),
+    posted("/login", log_in, keyed=False),
+    posted("/logout", log_out),
     Route("/events", events),
     Route("/static/{name}", asset),
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -27,7 +26,8 @@ from validator.errors import Unable
 from validator.files import Tree, replacing
 from validator.history.read import read_entry
 from validator.model.units import Frozen
-from validator.runs.folder import RunFolder, Runner, this_runner
+from validator.report.terminal.observer import RESULTS_IN
+from validator.runs.folder import Runner, this_runner
 from validator.secrets.redact import redact
 from validator.startup import call_argv
 from validator.supervise.lock import IN_USE, LockHeld, holders
@@ -85,7 +85,6 @@ class RunQueue:
         self._path = path
         self._child: subprocess.Popen[bytes] | None = None
         self._next_s = float("-inf")
-        self._empty_at: str | None = None
 
     @classmethod
     def beside(cls, index: Path) -> RunQueue:
@@ -144,11 +143,7 @@ class RunQueue:
         """Notice what has ended, and start the next entry where the machine is free."""
         if self._child is not None:
             self._child.poll()  # so that it does not stay a zombie
-        stamp = self.stamp()  # taken first: what is added meanwhile changes it
-        if self._empty_at == stamp:
-            return
         first = next((one for one in self.entries() if one.state != "ended"), None)
-        self._empty_at = stamp if first is None else None
         if first is None or first.state == "running" or time.monotonic() < self._next_s or self.blocked(first):
             return
         self._next_s = time.monotonic() + _PAUSE_S
@@ -165,15 +160,20 @@ class RunQueue:
         """A running entry with its folder once that is there, and ended once its runner has."""
         if entry.state != "running" or entry.runner is None:
             return entry
-        alive = entry.runner.alive()  # asked first: what it wrote before it ended is there then
-        folder = entry.folder or _folder_of(entry, entry.runner)
+        alive, log = (
+            entry.runner.alive(),
+            self._log(entry),
+        )  # in this order: what it wrote before it ended is there then
+        if alive and entry.folder:
+            return entry
+        said = log.read_text("utf-8", "replace") if log.exists() else ""
+        folder = entry.folder or Path(said.partition(RESULTS_IN)[2].partition("\n")[0]).name
         if alive:
             return entry.but(folder=folder)
         if folder:
             result = read_entry(Path(entry.out) / folder)
             note = result.decision if result and result.decision != "IN_PROGRESS" else "its runner was killed"
             return entry.but(folder=folder, state="ended", note=note)
-        said = self._log(entry).read_text("utf-8", "replace") if self._log(entry).exists() else ""
         if IN_USE in said:  # another was quicker to take the machine
             return entry.but(state="waiting", runner=None, started="")
         return entry.but(state="ended", note=one_line(redact(said.strip()), limit=400) or "it was not started")
@@ -201,19 +201,6 @@ class RunQueue:
             raise Unable(f"the queue {self._path} is damaged; move it away, which loses its entries") from error
         except OSError as error:
             raise Unable(f"the queue {self._path} cannot be written: {error.strerror or error}") from error
-
-
-def _folder_of(entry: QueueEntry, runner: Runner) -> str:
-    """The run folder that a runner has made; empty while there is none."""
-    since = re.sub(r"[-:]", "", entry.started)[:15]
-    for path in Path(entry.out).glob("2*"):
-        if path.name >= since:
-            with suppress(Exception):  # a folder that others wrote must not stop the queue
-                made = RunFolder.open(path).header
-                same = (made.pid, made.host) == (runner.pid, runner.host)
-                if same and abs(made.pid_created - runner.pid_created) < 1:
-                    return path.name
-    return ""
 
 
 def begin() -> int:

@@ -7,27 +7,33 @@ import os
 import resource
 import socket
 import ssl
-import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from validator.errors import FolderError, Unable, UserError
+from validator.pipeline.push import private_text
 from validator.service.app import make_app
 from validator.service.index import RunIndex, index_path
 from validator.service.tokens import Tokens
-from validator.service.webhooks import Webhooks, read_secret
+from validator.service.webhooks import Webhook, read_secret
 from validator.system.host import is_loopback
 
 _HEADERS_S = 15.0
+_HANDSHAKE_S = 5.0
 _TAKEN_S = 60.0
+_MAX_PEM = 1 << 20
+_TICK_S = 1.0
+"""Time between two looks whether the server is to end."""
+
 _END_S = 5
 _MAX_CONNECTIONS, _MAX_OF_ONE = 400, 200
 """Of all, and of one other machine: one that opens many and says nothing must not keep others out."""
@@ -73,46 +79,53 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     if cert is None or key is None:
         raise UserError("--tls-cert and --tls-key belong together: give both, or neither")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    private_text(key, "--tls-key", limit=_MAX_PEM)
     try:
-        status, _ = key.stat(), cert.stat()
         context.load_cert_chain(cert, key, password="")  # without one OpenSSL would ask the terminal
     except OSError as error:
-        why = f"{error.filename or 'one of them'}: {error.strerror}"
         raise UserError(
             f"--tls-cert {cert} and --tls-key {key} must be a certificate and its key without a passphrase, in PEM "
-            f"({why}); look at them by `openssl x509 -in {cert}` and `openssl pkey -in {key}`"
+            f"({error.strerror}); look at them by `openssl x509 -in {cert}` and `openssl pkey -in {key}`"
         ) from error
-    if stat.S_IMODE(status.st_mode) & (0o037 if status.st_uid == 0 else 0o077):
-        raise UserError(f"--tls-key {key} is open to other users; chmod 600 {key}")
     return context
 
 
 class _Connection(H11Protocol):
     """A connection that is closed when the head of a request takes too long: many that say little cost a server all."""
 
-    _late: asyncio.TimerHandle | None = None
+    _late: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._late = self.loop.call_later(_HEADERS_S, transport.abort)
-        address = self.client[0] if self.client else ""
-        same = sum((getattr(one, "client", None) or ("",))[0] == address for one in self.connections)
-        if same > _MAX_OF_ONE and not is_loopback(address):
-            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        idle = getattr(self.cycle, "response_complete", True)  # no cycle before the first request
-        if not idle and self._late is not None:
+        if not getattr(self.cycle, "response_complete", True):  # no cycle before the first request
             self._late.cancel()
-            self._late = None
-        elif idle and self._late is None:
+        elif self._late.cancelled():
             self._late = self.loop.call_later(_HEADERS_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._late is not None:
-            self._late.cancel()
+        self._late.cancel()
         super().connection_lost(exc)
+
+
+class _Listener(socket.socket):
+    """Takes so many connections of one other machine and no more, also of those that never end a handshake of TLS."""
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self._taken: list[tuple[str, socket.socket]] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; raises BlockingIOError for one too many, as where none waits."""
+        made, address = super().accept()
+        self._taken = [(address[0], made), *(one for one in self._taken if one[1].fileno() >= 0)]
+        if sum(host == address[0] for host, _ in self._taken) > _MAX_OF_ONE and not is_loopback(address[0]):
+            made.close()
+            raise BlockingIOError
+        return made, address
 
 
 def _notify(state: str) -> None:
@@ -127,37 +140,30 @@ def _notify(state: str) -> None:
 class _Server(uvicorn.Server):
     """A server that ends by a signal as well as by itself: open streams are closed, and the exit code is 0."""
 
-    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
-        super().__init__(config)
-        self._app = app
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending = asyncio.Event()
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remember the loop that streams are closed in, and say that requests are answered."""
-        self._loop = asyncio.get_running_loop()
+        """Bound handshakes, for which uvicorn has no option: one that is kept open would take memory for a minute."""
+        loop: Any = asyncio.get_running_loop()
+        if self.config.ssl is not None:
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=_HANDSHAKE_S)
         await super().startup(sockets)
-        _notify("READY=1")
 
     async def main_loop(self) -> None:
         """Wait for the end. uvicorn's own wakes ten times a second, which is most of what an idle server costs."""
+        _notify("READY=1")
         while not await self.on_tick(0):
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), 1.0)
+            await asyncio.sleep(_TICK_S)
+        cast(Starlette, self.config.app).state.service.feed.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal's handler."""
         self.should_exit = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._app.state.service.feed.close)
-            self._loop.call_soon_threadsafe(self._ending.set)
 
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens there; raises Unable where the machine does not allow it."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.socket(family, socket.SOCK_STREAM)
+        made = _Listener(family)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
         # What is sent and not taken for so long ends the connection; those that are accepted inherit it.
@@ -205,10 +211,11 @@ def serve(
     who = "a token is needed" if tokens else "no token is needed"
     app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))
     sys.stderr.write(f"serving {index.reports} at {at} ({who}); Ctrl-C ends it\n")
-    webhooks = Webhooks(webhook, key, index, address=(public_url or at).rstrip("/"))
-    webhooks.start()
+    hooks = [Webhook(url, key, index, address=(public_url or at).rstrip("/")) for url in dict.fromkeys(webhook)]
+    for hook in hooks:
+        hook.start()
     make_server(app, tls).run(sockets=[made])
-    webhooks.close()
+    os._exit(0)  # threads that still read or judge would be waited for, and what they write survives a kill
 
 
 def make_server(app: Starlette, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
@@ -221,4 +228,4 @@ def make_server(app: Starlette, tls: ssl.SSLContext | None = None) -> uvicorn.Se
     )  # fmt: skip
     config.load()
     config.ssl = tls
-    return _Server(config, app)
+    return _Server(config)

@@ -1,4 +1,5 @@
-"""Starting validations: runbooks of the server with a form for their settings, their check and plan, and the queue.
+"""Starting validations: runbooks of the server with a form for their settings, their check and plan; the queue; and
+the nightly jobs of this user, which are written by the functions of `validator nightly`.
 
 A runbook comes from a folder of the server alone, by its name in a list; of a form only settings that it offered are
 taken, and each becomes one argument of `validator run`.
@@ -6,26 +7,23 @@ taken, and each becomes one argument of `validator run`.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from validator.errors import ExitCode, Unable
+from validator.errors import Unable, UserError
 from validator.kinds.registry import arms_of, load
+from validator.model.phases import PreflightPhase
 from validator.model.settings import repeats_of
 from validator.model.training_phases import TrainingPhase
-from validator.model.units import Frozen
-from validator.nightly.settings import new_job
+from validator.nightly import schedule, settings
 from validator.pipeline.session import require_hardware, require_start
 from validator.plan import Eta, first_plan
 from validator.report.elements import decision_status
@@ -34,15 +32,14 @@ from validator.runbook import Problem, RunbookError, RunbookInfo, available
 from validator.runbook.load import LoadedRunbook
 from validator.runbook.offered import OfferedSetting, offered_settings
 from validator.secrets.masking import clean_plan
-from validator.service.access import posted, require, require_own_origin, visitor_of
-from validator.service.context import audit, page, service_of, to
+from validator.service.access import audit, posted, visitor_of
+from validator.service.context import page, service_of, to
 from validator.service.queue import ENTRY_ID, QueueEntry
-from validator.service.schedules import add_schedule, days_of
 from validator.supervise.lock import lock_names
 from validator.text import one_line
 from validator.times import iso_now
 
-_MAX_FIELDS, _MAX_VALUE = 1000, 100
+_MAX_VALUE = 100
 _MAX_RUNS = 1000
 _WIDTH = 110
 
@@ -53,8 +50,8 @@ class WantedRun(NamedTuple):
     info: RunbookInfo
     settings: tuple[OfferedSetting, ...]
     values: Mapping[str, str]
-    loaded: LoadedRunbook | None
-    problems: tuple[Problem, ...]
+    loaded: LoadedRunbook | None = None
+    problems: tuple[Problem, ...] = ()
 
 
 def _wanted(request: Request, name: str, values: Mapping[str, str]) -> WantedRun:
@@ -66,28 +63,30 @@ def _wanted(request: Request, name: str, values: Mapping[str, str]) -> WantedRun
     info = next((one for one in available(service_of(request).runbooks) if one.name == name), None)
     if info is None:
         raise HTTPException(404, "No runbook of this name is here.")
-    settings = tuple(offered_settings(info.path))
+    wanted = WantedRun(info, tuple(offered_settings(info.path)), values)
+    offered = {one.path for one in wanted.settings}
     for path, value in values.items():
-        if all(path != one.path for one in settings):
-            raise HTTPException(400, f"{one_line(path, limit=100)} cannot be set here.")
-        if len(value) > _MAX_VALUE or not value.isprintable():
-            raise HTTPException(400, f"{path} must be a text of at most {_MAX_VALUE} characters.")
+        if path not in offered or len(value) > _MAX_VALUE or not value.isprintable():
+            what = f"a text of at most {_MAX_VALUE} characters" if path in offered else "changed in the runbook alone"
+            raise HTTPException(400, f"{one_line(path, limit=100)} must be {what}.")
     try:
         loaded = load(info.path, overrides=[f"{path}={value}" for path, value in values.items()])
         _require_few_runs(loaded)
     except RunbookError as error:
-        return WantedRun(info, settings, values, None, error.problems)
-    return WantedRun(info, settings, values, loaded, ())
+        return wanted._replace(problems=error.problems)
+    return wanted._replace(loaded=loaded)
 
 
 def _require_few_runs(loaded: LoadedRunbook) -> None:
     """Raises RunbookError for so many runs that their plan would keep the server from all else."""
-    training = [one for one in loaded.runbook.phases if isinstance(one, TrainingPhase)]
-    runs = sum(repeats_of(loaded.runbook, phase) * len(arms_of(phase)) for phase in training)
+    book = loaded.runbook
+    runs = sum(repeats_of(book, one) * len(arms_of(one)) for one in book.phases if isinstance(one, TrainingPhase))
+    runs += sum(one.rounds or 0 for one in book.phases if isinstance(one, PreflightPhase))
     if runs > _MAX_RUNS:
-        fix = f"lower repeats to {_MAX_RUNS} runs or less, or start it by `validator run`"
-        problem = Problem(str(loaded.path), None, None, f"its phases have {runs} runs with these repeats", fix)
-        raise RunbookError([problem])
+        fix = f"lower repeats and rounds to {_MAX_RUNS} runs or less, or start it by `validator run`"
+        raise RunbookError(
+            [Problem(str(loaded.path), None, None, f"its phases have {runs} runs with these values", fix)]
+        )
 
 
 def _require_machine(loaded: LoadedRunbook) -> None:
@@ -95,30 +94,6 @@ def _require_machine(loaded: LoadedRunbook) -> None:
     require_start(f"{one.message}; {one.fix}" for one in loaded.absent)
     if loaded.runbook.cluster is None:
         require_hardware(loaded.runbook)
-
-
-def _enqueue(request: Request, wanted: WantedRun, entry_id: str) -> QueueEntry:
-    """Put what is asked for into the queue. Raises Unable where this machine cannot run it, or too many wait."""
-    if wanted.loaded is None:
-        raise HTTPException(400, "\n".join(map(str, wanted.problems)))
-    _require_machine(wanted.loaded)
-    runbook, service = wanted.loaded.runbook, service_of(request)
-    entry = QueueEntry(
-        id=entry_id,
-        runbook=wanted.info.name,
-        path=str(wanted.info.path.resolve()),
-        sha256=wanted.loaded.sha256,
-        overrides=wanted.loaded.overrides,
-        out=str(service.index.reports),
-        cwd=str(Path.cwd()),
-        locks=lock_names(runbook.hardware.gpus) if runbook.cluster is None else (),
-        by=visitor_of(request).name,
-        asked=iso_now("seconds"),
-    )
-    service.queue.add(entry)
-    changed = (one.partition("=")[0] for one in entry.overrides)  # their values may be secrets
-    audit(request, "queue", " ".join((entry.runbook, *changed)))
-    return entry
 
 
 # Pages.
@@ -131,7 +106,6 @@ def list_runbooks(request: Request) -> Response:
 
 def show_runbook(request: Request) -> Response:
     """A runbook with the form of its settings."""
-    require(request, "run")
     return page(request, "setup", wanted=_wanted(request, str(request.path_params["name"]), {}))
 
 
@@ -144,14 +118,40 @@ def send_form(request: Request, form: Mapping[str, str]) -> Response:
     shown = form.get("sha256") == wanted.loaded.sha256  # else the runbook was edited meanwhile
     entry = form.get("entry", "")
     if shown and do == "start" and re.fullmatch(ENTRY_ID, entry):
-        _enqueue(request, wanted, entry)
-        return to("/queue")
+        return _enqueue(request, wanted, wanted.loaded, entry)
     if shown and do == "schedule":
-        name, at, days = form.get("job", ""), form.get("at", ""), days_of(form)
         path, out = str(wanted.info.path.resolve()), str(service_of(request).index.reports)
-        job = new_job(name=name, at=at, days=days, runbook=path, overrides=wanted.loaded.overrides, out=out)
-        return add_schedule(request, job)
+        job = settings.new_job(
+            name=form.get("job", ""), runbook=path, overrides=wanted.loaded.overrides, out=out, **_times(form)
+        )
+        if job.name in settings.names():
+            raise Unable(f"{job.name} is a schedule already; choose another name, or change its time")
+        schedule.place(job)
+        audit(request, "add schedule", f"{job.name} at {job.at}")
+        return to("/schedules")
     return _show_plan(request, wanted, wanted.loaded)
+
+
+def _enqueue(request: Request, wanted: WantedRun, loaded: LoadedRunbook, entry: str) -> Response:
+    """Put what was shown into the queue. Raises Unable where this machine cannot run it, or too many wait."""
+    _require_machine(loaded)
+    runbook, service = loaded.runbook, service_of(request)
+    service.queue.add(
+        QueueEntry(
+            id=entry,
+            runbook=wanted.info.name,
+            path=str(wanted.info.path.resolve()),
+            sha256=loaded.sha256,
+            overrides=loaded.overrides,
+            out=str(service.index.reports),
+            cwd=str(Path.cwd()),
+            locks=lock_names(runbook.hardware.gpus) if runbook.cluster is None else (),
+            by=visitor_of(request).name,
+            asked=iso_now("seconds"),
+        )
+    )
+    audit(request, "queue", " ".join((wanted.info.name, *wanted.values)))  # their values may be secrets
+    return to("/queue")
 
 
 def _show_plan(request: Request, wanted: WantedRun, loaded: LoadedRunbook) -> Response:
@@ -173,8 +173,12 @@ def show_queue(request: Request) -> Response:
     entries = queue.entries()
     first = next((one for one in entries if one.state != "ended"), None)
     blocked = queue.blocked(first) if first and first.state == "waiting" else ""
-    views = {one.note: decision_status(one.note) for one in entries if one.note in ExitCode.__members__}
-    return page(request, "queue", entries=entries, blocked=blocked, stamp=queue.stamp(), decisions=views)
+    return page(request, "queue", entries=entries, blocked=blocked, stamp=queue.stamp(), view=decision_status)
+
+
+def list_queue(request: Request) -> Response:
+    """What waits, runs and has ended in the queue of this machine, in the order in which it was asked for."""
+    return JSONResponse({"queue": [one.model_dump(mode="json") for one in service_of(request).queue.entries()]})
 
 
 def cancel(request: Request, form: Mapping[str, str]) -> Response:
@@ -185,41 +189,49 @@ def cancel(request: Request, form: Mapping[str, str]) -> Response:
     return to("/queue")
 
 
-# The same for programs.
+def list_schedules(request: Request) -> Response:
+    """The nightly jobs with their next start and last decision."""
+    return page(request, "schedules", jobs=[_job_row(name) for name in settings.names()])
 
 
-class QueueRequest(Frozen):
-    """What is asked for: a runbook by its name on the server, and values of settings that its form offers."""
-
-    runbook: str
-    set: dict[str, bool | int | float | str] = Field(default_factory=dict)
-
-
-def list_queue(request: Request) -> Response:
-    """What waits, runs and has ended in the queue of this machine, in the order in which it was asked for."""
-    return JSONResponse({"queue": [one.model_dump(mode="json") for one in service_of(request).queue.entries()]})
-
-
-async def enqueue(request: Request) -> Response:
-    """Check a runbook of the server with values for its settings, and put it into the queue."""
-    require(request, "run")
-    require_own_origin(request)
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise HTTPException(415, "The request is application/json.")  # which no form of another site can send
+def _job_row(name: str) -> dict[str, Any]:
     try:
-        given = QueueRequest.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise HTTPException(400, str(error)) from error
-    values = {path: one if isinstance(one, str) else json.dumps(one) for path, one in given.set.items()}
-    wanted = await run_in_threadpool(_wanted, request, given.runbook, values)
-    entry = await run_in_threadpool(_enqueue, request, wanted, secrets.token_hex(16))
-    return JSONResponse(entry.model_dump(mode="json"), 201)
+        job = settings.load(name)
+    except UserError as error:
+        return {"name": name, "job": None, "trouble": str(error)}
+    scheduler, last = schedule.holder(name), settings.last_ended(job)
+    row = {"name": name, "job": job, "last": last, "view": decision_status(last.decision) if last else None}
+    return row | {"status": scheduler.status(name) if scheduler else None, "next": job.next_start()}
+
+
+def _times(form: Mapping[str, str]) -> dict[str, Any]:
+    """When a job starts, as its form says: the time, and days such as `mon, fri`."""
+    return {"at": form.get("at", ""), "days": tuple(form.get("days", "").lower().replace(",", " ").split())}
+
+
+def change_schedule(request: Request, form: Mapping[str, str]) -> Response:
+    """Change the time of a job, pause or remove it."""
+    name, do = request.path_params["name"], form.get("do")
+    if name not in settings.names():
+        raise HTTPException(404, "No schedule of this name is here.")
+    if do == "save":
+        schedule.place(settings.changed_job(settings.load(name), **_times(form)))
+    elif do in ("pause", "remove"):
+        schedule.unschedule(name)
+        if do == "remove":
+            (settings.config_dir() / f"{name}.json").unlink(missing_ok=True)
+    else:
+        raise HTTPException(400, "do must be save, pause or remove.")
+    audit(request, f"{do} schedule", name)
+    return to("/schedules")
 
 
 ROUTES = (
     Route("/start", list_runbooks),
     Route("/start/{name}", show_runbook),
-    posted("/start/{name}", send_form, most=_MAX_FIELDS),
+    posted("/start/{name}", send_form),
     Route("/queue", show_queue),
     posted("/queue/{entry}", cancel),
+    Route("/schedules", list_schedules),
+    posted("/schedules/{name}", change_schedule),
 )

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +17,12 @@ from validator.documents import parse_json
 from validator.errors import UserError
 from validator.files import Tree, replacing, user_folder
 from validator.model.units import Frozen
+from validator.pipeline.push import private_text
 from validator.times import iso_now
 
 Role = Literal["read", "push", "run"]
 
-_ALLOWS: dict[Role, frozenset[Role]] = {
-    "read": frozenset({"read"}),
-    "push": frozenset({"push"}),
-    "run": frozenset({"read", "push", "run"}),
-}
+
 _PREFIX = "vt_"
 _MAX_BYTES = 1 << 20
 
@@ -41,7 +37,7 @@ class Token(Frozen):
 
     def allows(self, role: Role) -> bool:
         """Whether its holder may do what needs `role`: `run` allows all, the others only themselves."""
-        return role in _ALLOWS[self.role]
+        return self.role in (role, "run")
 
 
 class _TokenList(Frozen):
@@ -67,18 +63,12 @@ class Tokens(NamedTuple):
         Raises:
             UserError: when the file cannot be read, or others may read or change it.
         """
-        try:
-            with self.path.open("rb") as file:
-                status, data = os.fstat(file.fileno()), file.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
+        if not os.path.lexists(self.path):
             return ()
-        except OSError as error:
-            raise UserError(f"--token-file {self.path} cannot be read: {error.strerror}") from error
-        if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (os.getuid(), 0):
-            raise UserError(f"--token-file {self.path} is open to other users; chmod 600 {self.path}")
+        text = private_text(self.path, "--token-file", limit=_MAX_BYTES)
         try:
-            return _TokenList.model_validate(parse_json(data if len(data) <= _MAX_BYTES else b"")).tokens
-        except (ValidationError, ValueError) as error:
+            return _TokenList.model_validate(parse_json(text.encode())).tokens
+        except ValueError as error:
             first = str(error).splitlines()[0]
             raise UserError(f"--token-file {self.path} is not what `validator token` writes ({first})") from error
 
@@ -108,8 +98,7 @@ class Tokens(NamedTuple):
 
     def find(self, sha256: str) -> Token | None:
         """The token whose text has that digest. Each is compared in full, so that the time says nothing of it."""
-        found = [one for one in self.all() if hmac.compare_digest(one.sha256, sha256)]
-        return found[0] if found else None
+        return next(iter([one for one in self.all() if hmac.compare_digest(one.sha256, sha256)]), None)
 
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:

@@ -13,8 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -63,37 +62,27 @@ class _NoRedirect(HTTPRedirectHandler):
         """None makes it an error with the answer's code."""
 
 
-@dataclass
-class _Hook:
-    """One address, and the decision of each run folder that it has, what was sent last at the end.
+class Webhook:
+    """Sends the decisions of an index to one address, from `start` on, in a thread that ends with the process.
 
-    Neither names of files nor the log have the address itself, which may be a secret.
-    """
-
-    url: str
-    sent: dict[str, str] = field(default_factory=dict)
-    version: tuple[int, int] | None = None
-    failures: int = 0
-
-
-class Webhooks:
-    """Sends the decisions of an index from `start` to `close`.
+    Neither the name of its file nor the log has the address itself, which may be a secret.
 
     Args:
-        urls: the operator's addresses.
+        url: the operator's address.
         address: where readers reach the service, without a last stroke; for links.
 
     Raises:
-        UserError: when an address is none of HTTP.
+        UserError: when the address is none of HTTP.
     """
 
-    def __init__(self, urls: Sequence[str], secret: bytes, index: RunIndex, *, address: str) -> None:
-        for url in urls:
-            if not (is_http(url) and url.isascii()):
-                shown = one_line(url.partition("?")[0], limit=60)
-                raise UserError(f"--webhook {shown}: give an address that begins with https://, without a user")
-        self._hooks = [_Hook(url) for url in dict.fromkeys(urls)]
-        self._secret, self._index, self._address = secret, index, address
+    def __init__(self, url: str, secret: bytes, index: RunIndex, *, address: str) -> None:
+        if not (is_http(url) and url.isascii()):
+            shown = one_line(url.partition("?")[0], limit=60)
+            raise UserError(f"--webhook {shown}: give an address that begins with https://, without a user")
+        self._url, self._secret, self._index, self._address = url, secret, index, address
+        self._path = index.path.with_suffix(f".webhook.{hashlib.sha256(url.encode()).hexdigest()[:16]}.json")
+        self._sent: dict[str, str] = {}  # the decision of each run folder, what was sent last at the end
+        self._version: tuple[int, int] | None = None
         self._post = build_opener(_NoRedirect).open
         self._ended = threading.Event()
 
@@ -103,53 +92,58 @@ class Webhooks:
         Raises:
             UserError: when what was delivered cannot be read or written.
         """
-        for hook in self._hooks:
-            path = self._file(hook)
-            try:
-                if path.exists():
-                    with Tree(path.parent) as tree:
-                        hook.sent = dict(tree.json(path.name))
-                else:
-                    self._note(hook, {one.folder: _what(one) for one in self._due(hook)})
-            except (OSError, ValueError, TypeError) as error:
-                raise UserError(f"--webhook: {path} cannot be used: {error}; without it no past is sent") from error
-            threading.Thread(target=self._serve, args=(hook,), name="webhook", daemon=True).start()
+        try:
+            if self._path.exists():
+                with Tree(self._path.parent) as tree:
+                    self._sent = dict(tree.json(self._path.name))
+            else:
+                self._note({one.folder: _what(one) for one in self._due()})
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"--webhook: {self._path} cannot be used: {error}; without it no past is sent") from error
+        threading.Thread(target=self._serve, name="webhook", daemon=True).start()
 
     def close(self) -> None:
         """Send no more; what is under way may still arrive."""
         self._ended.set()
 
-    def _serve(self, hook: _Hook) -> None:
-        while not self._ended.wait(min(_LONGEST_S, _LOOK_S * 2 ** min(hook.failures, 10))):
+    def _serve(self) -> None:
+        failures = 0
+        while not self._ended.wait(min(_LONGEST_S, _LOOK_S * 2 ** min(failures, 10))):
             failed = ""
             try:
-                for entry in self._due(hook):
+                for entry in self._due():
                     try:
-                        self._send(hook, entry)
+                        self._send(entry)
                     except HTTPError as error:  # of this one; the next may be taken
                         failed = f"HTTP {error.code} to the decision of {entry.folder}"
             except Exception as error:  # noqa: BLE001 -- a receiver, a disk or the index: tried again later
                 failed = f"{type(error).__name__}: {error}"
-            hook.failures = hook.failures + 1 if failed else 0
-            if hook.failures == 1:
-                place = "/".join(hook.url.split("/")[:3])
+            failures = failures + 1 if failed else 0
+            if failures == 1:
+                place = "/".join(self._url.split("/")[:3])
                 text = one_line(f"{place}: {failed}; it is tried again", limit=400)
                 sys.stderr.write(f"{iso_now('seconds')} webhook {text}\n")
 
-    def _due(self, hook: _Hook) -> list[HistoryEntry]:
+    def _due(self) -> list[HistoryEntry]:
         """The decisions that the address does not have, the oldest first."""
-        version = self._index.version()
-        if version == hook.version:
-            return []
-        found, oldest = self._index.find(RunFilter(), limit=_LATEST)[0], time.time() - _MAX_AGE_S
+        version, oldest = self._index.version(), time.time() - _MAX_AGE_S
+        found = self._index.find(RunFilter(), limit=_LATEST)[0] if version != self._version else ()
         decided = [one for one in reversed(found) if one.decision != "IN_PROGRESS"]
         recent = [one for one in decided if (unix_seconds(one.finished) or oldest) >= oldest]
-        due = [one for one in recent if hook.sent.get(one.folder) != _what(one)]
-        hook.version = None if due else version
+        due = [one for one in recent if self._sent.get(one.folder) != _what(one)]
+        self._version = None if due else version
         return due
 
-    def _send(self, hook: _Hook, entry: HistoryEntry) -> None:
-        body, timestamp, what = json.dumps(self._message(entry)).encode(), str(int(time.time())), _what(entry)
+    def _send(self, entry: HistoryEntry) -> None:
+        named = ("runbook", "machine", "host", "branch", "decision", "why", "started", "finished")
+        message = {
+            "event": "decision",
+            "run": entry.folder,
+            **{name: one_line(getattr(entry, name) or "", limit=300) for name in named},
+            "link": f"{self._address}/runs/{quote(entry.folder, safe='')}/",
+            "pushed": was_pushed(self._index.reports / entry.folder),
+        }
+        body, timestamp, what = json.dumps(message).encode(), str(int(time.time())), _what(entry)
         signed = hmac.new(self._secret, timestamp.encode() + b"." + body, hashlib.sha256)
         headers = {
             "Content-Type": "application/json",
@@ -157,30 +151,15 @@ class Webhooks:
             "X-Validator-Timestamp": timestamp,
             "X-Validator-Signature": f"sha256={signed.hexdigest()}",
         }
-        self._post(Request(hook.url, body, headers), timeout=_TIMEOUT_S).close()
-        self._note(hook, {entry.folder: what})
+        self._post(Request(self._url, body, headers), timeout=_TIMEOUT_S).close()
+        self._note({entry.folder: what})
 
-    def _message(self, entry: HistoryEntry) -> Mapping[str, Any]:
-        named = ("runbook", "machine", "host", "branch", "decision", "why", "started", "finished")
-        return {
-            "event": "decision",
-            "run": entry.folder,
-            **{name: one_line(getattr(entry, name) or "", limit=300) for name in named},
-            "link": f"{self._address}/runs/{quote(entry.folder, safe='')}/",
-            "pushed": was_pushed(self._index.reports / entry.folder),
-        }
-
-    def _note(self, hook: _Hook, sent: Mapping[str, str]) -> None:
-        """Remember what an address has, here and in the file."""
-        before = [one for one in hook.sent.items() if one[0] not in sent]
-        hook.sent = dict([*before, *sent.items()][-2 * _LATEST :])
-        path = self._file(hook)
-        with Tree(path.parent) as tree:
-            tree.write(path.name, json.dumps(hook.sent))
-
-    def _file(self, hook: _Hook) -> Path:
-        name = hashlib.sha256(hook.url.encode()).hexdigest()[:16]
-        return self._index.path.with_suffix(f".webhook.{name}.json")
+    def _note(self, sent: Mapping[str, str]) -> None:
+        """Remember what the address has, here and in the file."""
+        before = [one for one in self._sent.items() if one[0] not in sent]
+        self._sent = dict([*before, *sent.items()][-2 * _LATEST :])
+        with Tree(self._path.parent) as tree:
+            tree.write(self._path.name, json.dumps(self._sent))
 
 
 def _what(entry: HistoryEntry) -> str:

@@ -13,6 +13,7 @@ from validator.service.index import RunIndex
 @pytest.fixture(autouse=True)
 def closed_indexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close what a test has opened: from Python 3.13 on a database that is forgotten is a warning."""
+    monkeypatch.setattr("validator.service.serve._TICK_S", 0.05)  # a server ends sooner
     opened: list[RunIndex] = []
     open_index = RunIndex.__init__
 

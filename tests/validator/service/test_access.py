@@ -69,23 +69,23 @@ def test_a_file_of_tokens_that_others_can_read_is_refused(tokens: Tokens) -> Non
         tokens.all()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "gpu7.example.com"])
-def test_an_address_that_others_reach_needs_tokens(host: str, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_others_reach_needs_tokens(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tokens.path.parent / "none"))
-    with pytest.raises(UserError, match="validator token add"):
-        serve.tokens_for(host, None)
+    for host in ("0.0.0.0", "::", "192.0.2.7", "gpu7.example.com"):
+        with pytest.raises(UserError, match="validator token add"):
+            serve.tokens_for(host, None)
     with pytest.raises(UserError, match="has no token"):
         serve.tokens_for("127.0.0.1", tokens.path)
     tokens.add("me", "run")
-    assert serve.tokens_for(host, tokens.path) == tokens
+    assert serve.tokens_for("0.0.0.0", tokens.path) == tokens
     assert serve.tokens_for("127.0.0.1", None) is None
     assert serve.tokens_for("localhost", None) is None
 
 
-@pytest.mark.parametrize("text", ["8700", "127.0.0.1", "127.0.0.1:x", ":8700", "127.0.0.1:70000"])
-def test_an_address_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(UserError, match="write an address and a port"):
-        serve.parse_listen(text)
+def test_an_address_that_is_none_is_named() -> None:
+    for text in ("8700", "127.0.0.1", "127.0.0.1:x", ":8700", "127.0.0.1:70000"):
+        with pytest.raises(UserError, match="write an address and a port"):
+            serve.parse_listen(text)
     assert serve.parse_listen("[::1]:8700") == ("::1", 8700)
 
 
@@ -101,7 +101,11 @@ def test_roles_decide_what_is_answered(tmp_path: Path, tokens: Tokens) -> None:
         assert (refused.status_code, refused.headers["location"]) == (303, f"/login?next={path}")
     assert asking.get("/api/v1/runs", headers=bearer(held["read"])).status_code == 200
     assert asking.get("/api/v1/runs", headers=bearer(held["push"])).status_code == 403
-    assert asking.get(f"/stop/{run}", headers=bearer(held["read"])).status_code == 403
+    for path in (f"/stop/{run}", "/start/smoke_cpu", "/schedules"):  # the last one starts processes
+        assert asking.get(path, headers=bearer(held["read"])).status_code == 403, path
+    for role in ("read", "push"):
+        for path in (f"/stop/{run}", "/start/smoke_cpu", "/queue/x", "/schedules/x", "/none"):
+            assert asking.post(path, headers=bearer(held[role])).status_code == 403, path
     assert asking.get(f"/stop/{run}", headers=bearer(held["run"])).status_code == 409, "it does not run"
     tokens.revoke("read")
     assert asking.get("/api/v1/runs", headers=bearer(held["read"])).status_code == 401
@@ -137,40 +141,34 @@ def test_wrong_tokens_are_counted(tmp_path: Path, tokens: Tokens) -> None:
     assert asking.get("/api/v1/runs", headers=bearer(text)).status_code == 200, "a right one always passes"
 
 
-@pytest.mark.parametrize("host", ["evil.test", "127.0.0.1.evil.test:8700", "192.0.2.1", "", "[::1", "a b"])
-def test_without_tokens_another_name_is_not_answered(tmp_path: Path, host: str) -> None:
+def test_without_tokens_another_name_and_a_proxy_are_not_answered(tmp_path: Path) -> None:
     asking = client(tmp_path / "reports")
-    assert asking.get("/", headers={"host": host}).status_code == 421
-    assert asking.get("/static/service.js", headers={"host": host}).status_code == 421
+    for host in ("evil.test", "127.0.0.1.evil.test:8700", "192.0.2.1", "", "[::1", "a b"):
+        assert asking.get("/", headers={"host": host}).status_code == 421, host
+        assert asking.get("/static/service.js", headers={"host": host}).status_code == 421, host
     assert asking.get("/", headers={"host": "localhost:1"}).status_code == 200
+    assert asking.get("/", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 421
 
 
-@pytest.mark.parametrize("host", ["[", "evil.test", "a b", "[::1"])
-def test_an_odd_host_is_neither_repeated_nor_an_error(tmp_path: Path, tokens: Tokens, host: str) -> None:
+def test_an_odd_host_is_neither_repeated_nor_an_error(tmp_path: Path, tokens: Tokens) -> None:
     text = tokens.add("me", "run")
     asking = client(tmp_path / "reports", tokens)
-    for path in ("/", "/past", "/none", "/api/v1/runs", "/login", "/past/"):
-        answer = asking.get(path, headers={"host": host, **bearer(text)})
-        assert answer.status_code in (200, 404)
-        assert "evil" not in answer.text + str(answer.headers)
-
-
-def test_without_tokens_a_proxy_is_not_answered(tmp_path: Path) -> None:
-    asking = client(tmp_path / "reports")
-    assert asking.get("/", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 421
+    for host in ("[", "evil.test", "a b", "[::1"):
+        for path in ("/", "/none", "/api/v1/runs", "/login", "/past/"):
+            answer = asking.get(path, headers={"host": host, **bearer(text)})
+            assert answer.status_code in (200, 404)
+            assert "evil" not in answer.text + str(answer.headers)
 
 
 def test_what_is_too_large_or_odd_is_refused(tmp_path: Path) -> None:
     asking = client(tmp_path / "reports")
-    assert asking.get("/past?runbook=" + "x" * access.MAX_TARGET_BYTES).status_code == 414
-    assert asking.get("/", headers={"x": "x" * access.MAX_HEADER_BYTES}).status_code == 431
+    assert asking.get("/past?runbook=" + "x" * access.MAX_HEAD_BYTES).status_code == 431
+    assert asking.get("/", headers={"x": "x" * access.MAX_HEAD_BYTES}).status_code == 431
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert asking.post("/login", content=b"x" * (access.MAX_BODY_BYTES + 1), headers=form).status_code == 413
     chunks = (b"x" * 1000 for _ in range(100))  # of no declared length
     assert asking.post("/login", content=chunks, headers=form).status_code == 413
     assert asking.post("/login", json={"token": "x"}).status_code == 415
-    assert asking.post("/login", content="&".join("a=1" for _ in range(50)), headers=form).status_code == 400
-    assert asking.get("/past", headers={"content-length": "²".encode("latin-1")}).status_code == 413
     assert asking.request("DELETE", "/past").status_code == 405
     assert asking.request("DELETE", "/login").headers["allow"] == "GET, HEAD, POST", "of both its routes"
     assert asking.get("/past/").status_code == 404, "no redirect to a name that the request chose"

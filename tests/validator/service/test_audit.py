@@ -45,7 +45,7 @@ def test_each_change_is_a_line_and_no_token_is_in_it(tmp_path: Path) -> None:
         ("ci", "log in", "", "refused"),
         ("me", "log in", "", "done"),
         ("me", "POST", f"/stop/{folder.root.name}", "refused"),
-        ("me", "halt", folder.root.name, "failed"),
+        ("me", "POST", f"/stop/{folder.root.name}", "failed"),
         ("grafana", "POST", "/stop/[redacted]", "refused"),
         ("me", "log out", "", "done"),
     ]

@@ -57,6 +57,7 @@ def test_one_look_serves_all_and_only_what_changed_is_sent(monkeypatch: pytest.M
     async def viewed() -> None:
         live = Looked()
         feed = Feed(live, Queue())  # type: ignore[arg-type]
+        drawing = asyncio.create_task(feed.draw())
         plain = [feed.stream(allowed=lambda: True) for _ in range(20)]
         tailing = feed.stream(allowed=lambda: True, log=("f", "a.log"))
         first = await asyncio.gather(*(received(one, 2) for one in (*plain, tailing)))
@@ -76,6 +77,7 @@ def test_one_look_serves_all_and_only_what_changed_is_sent(monkeypatch: pytest.M
         seen = live.looks
         await asyncio.sleep(0.5)
         assert live.looks == seen, "nobody looks"
+        await drawing
 
     asyncio.run(viewed())
 
@@ -86,11 +88,13 @@ def test_a_look_that_fails_ends_the_streams_and_the_next_viewer_is_served(monkey
     async def viewed() -> None:
         live = Looked()
         feed = Feed(live, Queue())  # type: ignore[arg-type]
+        drawing = asyncio.create_task(feed.draw())
         one = feed.stream(allowed=lambda: True)
         await received(one, 2)
         live.fails = True
         assert [event async for event in one] == []
         live.fails = False
         assert len(await received(feed.stream(allowed=lambda: True), 2)) == 2
+        drawing.cancel()
 
     asyncio.run(viewed())

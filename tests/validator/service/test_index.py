@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -57,12 +58,12 @@ def test_a_branch_is_what_the_snapshot_says(tmp_path: Path) -> None:
 def test_what_changes_in_the_folders_changes_in_the_index(reports: Path, tmp_path: Path) -> None:
     index = opened(tmp_path)
     assert len(names(index)) == 5
-    before = index.revision
+    before = index.version()
     gone = next(reports.glob("*0001"))
     gone.rename(tmp_path / "elsewhere")
     make_run(reports, 9)
     assert names(index) == ["0009", "0004", "0003", "0002", "0000"]
-    assert index.revision > before
+    assert index.version() != before
     assert index.path_of(gone.name) is None
     index.close()
     reports.rename(tmp_path / "all")
@@ -110,6 +111,18 @@ def test_two_servers_share_one_index(reports: Path, tmp_path: Path) -> None:
     make_run(reports, 8)
     assert names(one) == names(other)
     assert names(one)[0] == "0008"
+
+
+def test_servers_that_start_at_once_make_one_index(reports: Path, tmp_path: Path) -> None:
+    """One that was made after another one had begun to fill it ended with: table runs already exists."""
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(lambda _: opened(tmp_path), range(4)))
+        assert [len(names(one)) for one in made] == [5] * 4
+        for one in made:
+            one.close()
+        for path in (tmp_path / "state").iterdir():
+            path.unlink()
 
 
 def test_links_hidden_folders_and_others_are_no_runs(reports: Path, tmp_path: Path) -> None:

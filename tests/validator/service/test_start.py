@@ -43,8 +43,8 @@ def asking(home: Path) -> TestClient:
 
 
 def hidden(html: str) -> dict[str, str]:
-    """The hidden fields of the first form of a page."""
-    first = html.partition("<form")[2].partition("</form>")[0]
+    """The hidden fields of the first form of a page's content."""
+    first = html.partition("<main")[2].partition("<form")[2].partition("</form>")[0]
     return dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', first))
 
 
@@ -116,22 +116,21 @@ def test_a_plan_of_too_many_runs_is_not_made(home: Path, asking: TestClient, mon
     phase = "kind: sweep, steps: 100, over: {env.A: [1, 2]}, choose: {highest: toks_per_s.mean}"
     trainer = '{command: [train.py], args: {steps: "{steps}", out: "{out}"}, metrics: {csv: training.csv}}'
     head = f"schema: 1\nname: many\ntrainer: {trainer}\ndefaults: {{nproc: 0}}\nphases:\n"
-    text = f"{head}  - {{id: p1, {phase}}}\n  - {{id: p2, {phase}}}\n"
+    text = f"{head}  - {{id: p0, kind: preflight}}\n  - {{id: p1, {phase}}}\n  - {{id: p2, {phase}}}\n"
     (home / "books" / "many.yaml").write_text(text, encoding="utf-8")
     assert "Start it when" in planned(asking, "many", **{"defaults.repeats": "250"})
     monkeypatch.setattr(start, "first_plan", None)
     for repeats, runs in ((251, 1004), (10**9, 4 * 10**9)):
         shown = planned(asking, "many", **{"defaults.repeats": str(repeats)})
-        assert f"its phases have {runs} runs with these repeats" in shown
-        answer = asking.post("/api/v1/queue", json={"runbook": "many", "set": {"defaults.repeats": repeats}})
-        assert (answer.status_code, f"{runs} runs" in answer.json()["error"]) == (400, True)
+        assert f"its phases have {runs} runs with these values" in shown
     one = planned(asking, "many", **{"phases.p1.repeats": "501"})
     assert "1004 runs" in one
+    assert "1001 runs" in planned(asking, "many", **{"phases.p0.rounds": "997"}), "each round of a search is a run"
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
+def test_what_the_form_does_not_offer_is_refused(asking: TestClient) -> None:
+    key = form_key(asking.get("/start/waits").text)
+    for path, value in (
         ("trainer.command", "x"),
         ("trainer.python", "/bin/sh"),
         ("defaults.env.LD_PRELOAD", "x.so"),
@@ -143,12 +142,8 @@ def test_a_plan_of_too_many_runs_is_not_made(home: Path, asking: TestClient, mon
         ("defaults.timeout", "1m\n2m"),
         ("defaults.timeout", "1m\0"),
         ("defaults.timeout", "1" * 200),
-    ],
-)
-def test_what_the_form_does_not_offer_is_refused(asking: TestClient, path: str, value: str) -> None:
-    key = form_key(asking.get("/start/waits").text)
-    assert asking.post("/start/waits", data={"key": key, path: value}).status_code == 400
-    assert asking.post("/api/v1/queue", json={"runbook": "waits", "set": {path: value}}).status_code == 400
+    ):
+        assert asking.post("/start/waits", data={"key": key, path: value}).status_code == 400, path
     assert asking.get("/api/v1/queue").json() == {"queue": []}
 
 
@@ -179,47 +174,22 @@ def test_a_machine_that_lacks_gpus_cannot_start(asking: TestClient) -> None:
     shown = planned(asking, **{"hardware.gpus": "64"})
     assert "This machine cannot run it" in shown
     assert "Start it when" not in shown
-    answer = asking.post("/api/v1/queue", json={"runbook": "waits", "set": {"hardware.gpus": 64}})
-    assert (answer.status_code, "GPU" in answer.json()["error"]) == (409, True)
+    answer = asking.post("/start/waits", data={**hidden(shown), "do": "start"})
+    assert (answer.status_code, "GPU" in answer.text) == (409, True)
 
 
-def test_only_the_role_run_and_our_own_forms_start(home: Path) -> None:
+def test_a_reader_sees_the_queue_and_starts_nothing(home: Path) -> None:
     tokens = Tokens(home / "config" / "tokens.json")
-    held = {role: {"authorization": f"Bearer {tokens.add(role, role)}"} for role in ("read", "run", "push")}  # type: ignore[arg-type]
+    text = tokens.add("me", "run")
     asking = client(home / "reports", tokens, runbooks=home / "books")
-    body = {"runbook": "waits", "set": {"phases.long.retries": 1, "defaults.extend": False}}
-    for role in ("read", "push"):
-        assert asking.post("/api/v1/queue", json=body, headers=held[role]).status_code == 403
-        assert asking.get("/start/waits", headers=held[role]).status_code == 403
-        assert asking.post("/start/waits", data={"do": "start"}, headers=held[role]).status_code == 403
-        assert asking.post("/queue/x", headers=held[role]).status_code == 403
-        assert asking.post("/schedules/x", headers=held[role]).status_code == 403
-    assert asking.post("/api/v1/queue", json=body).status_code == 401
-    for headers in ({"origin": "http://evil.test"}, {"sec-fetch-site": "cross-site"}):
-        assert asking.post("/api/v1/queue", json=body, headers={**held["run"], **headers}).status_code == 403
-    text = {**held["run"], "content-type": "text/plain"}
-    assert asking.post("/api/v1/queue", content=b'{"runbook": "waits"}', headers=text).status_code == 415
-    for wrong in ({"runbook": "none"}, {"runbook": "../outside"}):
-        assert asking.post("/api/v1/queue", json=wrong, headers=held["run"]).status_code == 404
-    for bad in (
-        b"[]",
-        b"{",
-        b"\xff",
-        b'{"runbook": "waits", "set": {"a": [1]}}',
-        b'{"runbook": "waits", "x": 1}',
-        b'{"runbook": "waits", "set": {"hardware.gpus": ' + b"9" * 9000 + b"}}",
-        b'{"runbook": "\\ud800"}',
-        b'{"runbook": "waits", "set": {"hardware.gpus": Infinity}}',
-        b'{"runbook": "waits", "set": {"\\ud800": 1}}',
-    ):
-        answer = asking.post("/api/v1/queue", content=bad, headers={**held["run"], "content-type": "application/json"})
-        assert answer.status_code == 400, bad
-    made = asking.post("/api/v1/queue", json=body, headers=held["run"])
-    assert (made.status_code, made.json()["by"]) == (201, "run")
-    assert made.json()["overrides"] == ["phases.long.retries=1", "defaults.extend=false"]
-    read = asking.get("/queue", headers=held["read"]).text
-    assert "waits" in read
-    assert "Cancel" not in read
+    asking.post("/login", data={"token": text})
+    assert asking.post("/start/waits", data=hidden(planned(asking))).headers["location"] == "/queue"
+    assert "Cancel" in asking.get("/queue").text
+    asking.cookies.clear()
+    read = {"authorization": f"Bearer {tokens.add('reader', 'read')}"}
+    assert "me" in asking.get("/queue", headers=read).text
+    assert "Cancel" not in asking.get("/queue", headers=read).text
+    assert 'href="/start/waits"' not in asking.get("/start", headers=read).text
 
 
 def test_a_schedule_is_added_changed_paused_and_removed(
@@ -256,10 +226,12 @@ def test_a_schedule_is_added_changed_paused_and_removed(
     assert names() == ()
 
 
-def test_without_a_scheduler_the_page_says_so(home: Path, asking: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_scheduler_or_with_a_damaged_job_it_is_said(
+    home: Path, asking: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(home))
     (home / "validator" / "nightly").mkdir(parents=True)
     (home / "validator" / "nightly" / "damaged.json").write_text("{}", encoding="utf-8")
-    page = asking.get("/schedules").text
-    assert "neither systemd" in page
-    assert "install the job again" in page
+    assert "install the job again" in asking.get("/schedules").text
+    refused = asking.post("/start/waits", data=hidden(planned(asking)) | {"do": "schedule", "job": "a", "at": "04:30"})
+    assert (refused.status_code, "neither systemd" in refused.text) == (409, True)

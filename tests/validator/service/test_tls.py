@@ -1,9 +1,10 @@
-"""TLS by given certificates: what is refused and why, and that cookies are for encrypted connections then."""
+"""TLS by given certificates: what is refused and why, that cookies are for encrypted connections, and slow clients."""
 
 from __future__ import annotations
 
 import http.client
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -43,9 +44,9 @@ def test_what_cannot_be_used_names_the_file_and_the_fix(pair: tuple[Path, Path],
     for half in ((cert, None), (None, key)):
         with pytest.raises(UserError, match="give both"):
             tls_context(*half)
-    with pytest.raises(UserError, match=r"--tls-cert .*none: No such file"):
+    with pytest.raises(UserError, match=r"--tls-cert .*none and .*No such file"):
         tls_context(tmp_path / "none", key)
-    with pytest.raises(UserError, match=r"--tls-key .*none: No such file"):
+    with pytest.raises(UserError, match=r"--tls-key .*none cannot be read: .*No such file"):
         tls_context(cert, tmp_path / "none")
     other = tmp_path / "other"
     other.mkdir()
@@ -73,7 +74,10 @@ def test_a_key_that_others_can_read_is_refused(pair: tuple[Path, Path], tmp_path
         tls_context(pair[0], key)
 
 
-def test_pages_are_encrypted_and_cookies_are_secure(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_pages_are_encrypted_and_handshakes_end(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_HANDSHAKE_S", 1.0)
     (tmp_path / "reports").mkdir()
     tokens = Tokens(tmp_path / "config" / "tokens.json")
     text = tokens.add("me", "read")
@@ -85,6 +89,7 @@ def test_pages_are_encrypted_and_cookies_are_secure(pair: tuple[Path, Path], tmp
         running = threading.Thread(target=server.run, kwargs={"sockets": [made]})
         running.start()
         try:
+            silent = socket.create_connection(("127.0.0.1", port), timeout=10)
             trusted = ssl.create_default_context(cafile=str(pair[0]))
             asking = http.client.HTTPSConnection("localhost", port, context=trusted, timeout=10)
             form = {"content-type": "application/x-www-form-urlencoded"}
@@ -98,6 +103,8 @@ def test_pages_are_encrypted_and_cookies_are_secure(pair: tuple[Path, Path], tmp
             old.set_ciphers("AES128-SHA:@SECLEVEL=0")
             with pytest.raises(ssl.SSLError):
                 http.client.HTTPSConnection("localhost", port, context=old, timeout=10).connect()
+            with silent:
+                assert silent.recv(1) == b"", "who says nothing is left"
         finally:
             server.should_exit = True
             running.join(timeout=20)

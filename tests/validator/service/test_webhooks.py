@@ -18,7 +18,7 @@ from validator.errors import UserError
 from validator.runs.pushed import PUSHED
 from validator.service import webhooks
 from validator.service.index import RunIndex
-from validator.service.webhooks import Webhooks, read_secret
+from validator.service.webhooks import Webhook, read_secret
 from validator.times import iso_now
 
 SECRET = b"a secret of the operator"
@@ -38,14 +38,16 @@ class Service:
         self.reports = tmp_path / "reports"
         self.reports.mkdir(exist_ok=True)
         index = RunIndex(self.reports, tmp_path / "index.sqlite")
-        self.hooks = Webhooks(urls, SECRET, index, address="http://gpu7:8700")
+        self.hooks = [Webhook(url, SECRET, index, address="http://gpu7:8700") for url in urls]
 
     def __enter__(self) -> Service:
-        self.hooks.start()
+        for hook in self.hooks:
+            hook.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.hooks.close()
+        for hook in self.hooks:
+            hook.close()
 
     @property
     def state(self) -> Path:

@@ -23,6 +23,9 @@ from validator.text import format_duration, one_line, plural
 
 _Self = TypeVar("_Self", bound="Observer")
 
+RESULTS_IN = ", results in "
+"""What the first line of a validation has before the path of its run folder."""
+
 
 class Observer:
     """What a validation reports its progress to. This one shows nothing; the others override what they show.
@@ -73,7 +76,7 @@ class PlainObserver(Observer):
         self._numbers = {planned.phase: number for number, planned in enumerate(plan.phases, 1)}
         self._eta = Eta(plan)
         count = f"{plural(len(plan.phases), 'phase')}, {plural(len(plan.runs), 'run')}"
-        self._say(f"{one_line(plan.runbook)}: {count}, results in {one_line(run_dir)}")
+        self._say(f"{one_line(plan.runbook)}: {count}{RESULTS_IN}{one_line(run_dir)}")
 
     def phase_started(self, phase: Phase, planned: PhasePlan, *, spent_s: float = 0.0) -> None:
         """Say which phase begins."""
