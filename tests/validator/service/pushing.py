@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -60,9 +60,11 @@ def content_of(root: Path) -> dict[str, tuple[bytes, int]]:
 def served(reports: Path, tokens: Tokens | None = None, *, name: str = "one") -> Iterator[str]:
     """The address of a server over `reports`, in a thread of this process, with an index of its own."""
     reports.mkdir(exist_ok=True)
-    app = make_app(RunIndex(reports, reports.parent / f"state-{name}" / "index.sqlite"), tokens)
-    server = serve.make_server(app)
-    with serve.bound("127.0.0.1", 0) as made:
+    with (
+        closing(RunIndex(reports, reports.parent / f"state-{name}" / "index.sqlite")) as index,
+        serve.bound("127.0.0.1", 0) as made,
+    ):
+        server = serve.make_server(make_app(index, tokens))
         running = threading.Thread(target=server.run, kwargs={"sockets": [made]})
         running.start()
         try:
