@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 import numpy as np
+import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.ingest.text_logs import whole_name
 from validator.kinds.registry import kind_of
 from validator.model.readers import matcher
-from validator.model.result import Irregularity, LogHit, RankProgress, Series
+from validator.model.result import Irregularity, LogHit, RankProgress, Series, Steps
 from validator.model.verdict import Evidence
 from validator.stats.rows import at_even_times, next_due, thins_out
 from validator.text import format_duration
@@ -34,6 +35,8 @@ _MISSING = ("missing-file", "missing-rank", "no-match", "missing-step", "several
 _RATES = ("toks_per_s", "step_time_s")
 
 _CORE = ("loss", *_RATES)
+
+Flags = npt.NDArray[np.bool_]
 
 _FEW = 6
 """Rows below which no even pace is known."""
@@ -229,7 +232,9 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
         same_file = [other for other in known if other.source.path == one.source.path]
         if one.source.path == redrawn:
             continue  # a bar shows a step when it is time to, and need not show the next
-        gap = _gap(one, same_file) if one.steps.size >= _FEW else _ends_early(one, same_file)
+        places = run.evidence.places
+        epochs = () if places is None or places.path != one.source.path else places.epochs
+        gap = _gap(one, same_file, epochs) if one.steps.size >= _FEW else _ends_early(one, same_file)
         if gap is None and _late(one) > first[_pace(one)]:
             gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
         if gap is None and _pace(one) is not None and one.steps[-1] < last[_pace(one)]:
@@ -259,8 +264,11 @@ def _pace(series: Series) -> float | None:
     return float(np.median(np.diff(series.steps))) if series.steps.size >= _FEW else None
 
 
-def _gap(series: Series, same_file: list[Series]) -> str | None:
-    """Where rows are missing: between others that follow evenly, or at an end that a like series reaches."""
+def _gap(series: Series, same_file: list[Series], epochs: tuple[tuple[int, int], ...]) -> str | None:
+    """Where rows are missing: between others that follow evenly, or at an end that a like series reaches.
+
+    `epochs` are those of `PrintedPlaces`.
+    """
     strides = np.diff(series.steps)
     usual = float(np.median(strides))
     if thins_out(series.steps):
@@ -270,9 +278,15 @@ def _gap(series: Series, same_file: list[Series]) -> str | None:
             if due <= end
             else None
         )
-    if at_even_times(series.steps):
+    inside, meant = np.ones(len(strides), np.bool_), np.zeros(len(strides), np.bool_)
+    if epochs:
+        inside, meant = _at_borders(series.steps, epochs)
+        usual = float(np.median(strides[inside] if inside.any() else strides))
+    if at_even_times(np.cumsum(np.append(series.steps[:1], strides[inside]))):
         return None
-    wide = np.flatnonzero(strides > 1.5 * usual)  # a further row for the first or last step makes narrow ones only
+    wide = np.flatnonzero(
+        (strides > 1.5 * usual) & ~meant
+    )  # a further row for the first or last step makes narrow ones
     if wide.size:
         low, high = int(series.steps[wide[0]]), int(series.steps[wide[0] + 1])
         return f"{series.name} has no row between steps {low} and {high}, where one comes every {usual:g} steps"
@@ -283,6 +297,31 @@ def _gap(series: Series, same_file: list[Series]) -> str | None:
             span, reached = (f"{s.steps[0]}–{s.steps[-1]}" for s in (series, other))
             return f"{series.name} has steps {span}, {other.name} {reached}"
     return None
+
+
+def _at_borders(steps: Steps, epochs: tuple[tuple[int, int], ...]) -> tuple[Flags, Flags]:
+    """Which strides `[n - 1]` are those within an epoch, and which of the others leave out no row that was due.
+
+    A trainer that prints every so many batches of an epoch prints none for its last few, and often none for batch 0. A
+    row was due where others of this trainer are at that place of their epochs, or where it fits into the printed
+    length; what every epoch leaves out is the trainer's way of printing.
+    """
+    strides = np.diff(steps)
+    before, begins = np.array([(0, steps[0]), *epochs], dtype=np.int64).T
+    epoch = np.searchsorted(begins[1:], steps, side="right")
+    inside, meant = np.diff(epoch) == 0, np.zeros(len(strides), np.bool_)
+    borders = np.flatnonzero(np.diff(epoch) == 1)
+    if not borders.size or not inside.any():
+        return inside, meant
+    usual = float(np.median(strides[inside]))
+    own, lengths = steps - before[epoch], np.diff(before, append=2 * before[-1] - before[-2])
+    last, first, length = own[borders], own[borders + 1], lengths[epoch[borders]]
+    earliest = int(first.min()) if borders.size > 1 else int(min(first[0], own[0]))
+    from_one = bool((own >= lengths[epoch]).any())  # then the last batch has the length of its epoch as its number
+    nothing_due = (last + usual > length - (not from_one)) & (first - usual < earliest)
+    always = borders.size > 1 and len(set(zip(length - last, first, strict=True))) == 1
+    meant[borders] = nothing_due | always
+    return inside, meant
 
 
 def _ends_early(series: Series, same_file: list[Series]) -> str | None:

@@ -41,7 +41,8 @@ _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
 class PrintedRows:
     """Rows of a log, as far as they were read. `bare` are rows of lines without a step. `cut`, `commas`, `odd_steps`
     and `odd_values` hold lines that match and cannot be read: line number and what is there. `losses` counts losses,
-    and `doubtful` holds those that may have a decimal comma."""
+    and `doubtful` holds those that may have a decimal comma. `epochs` are the steps done before an epoch, and its first
+    row."""
 
     pattern: LinePattern
     counter: StepCounter = field(default_factory=StepCounter)
@@ -56,6 +57,7 @@ class PrintedRows:
     doubtful: list[tuple[int, str]] = field(default_factory=list)
     losses: int = 0
     pauses: array[int] = field(default_factory=lambda: array("q"))
+    epochs: list[tuple[int, int]] = field(default_factory=list)
     last_other: str = ""
     _announced: tuple[int, Printed] | None = None
     places: PrintedPlaces | None = None
@@ -118,6 +120,7 @@ class PrintedRows:
 
     def _add(self, number: int, printed: Printed) -> None:
         """Take in one line that says something of a step."""
+        before = self.counter.before_epoch
         step = self.counter.step(printed)
         if step is None:
             return
@@ -127,6 +130,8 @@ class PrintedRows:
         row = len(self.steps)
         if printed.step is None and "row" not in printed.texts:
             self.bare.append(row)
+        if self.counter.before_epoch != before:
+            self.epochs.append((self.counter.before_epoch, row))
         self.steps.append(int(step))
         self.lines.append(number)
         for name, value in contract_values(printed.values).items():
@@ -160,9 +165,11 @@ class PrintedRows:
             columns[name] = places[last], numbers[last]
         part = _longest(own, where, note) if longest else slice(0, len(own))
         kept = rising(own[part], where[part], (), note) + part.start
-        self.places = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64))
         position = np.full(len(own), -1, dtype=np.int64)
         position[kept] = np.arange(len(kept))
+        begins = ((before, group[place[row]]) for before, row in self.epochs)
+        epochs = tuple((before, int(own[at])) for before, at in begins if position[at] >= 0)
+        self.places = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64), epochs)
         found: dict[str, Column] = {}
         for name, (places, numbers) in columns.items():
             there = position[places] >= 0
@@ -209,13 +216,14 @@ class PrintedRows:
         return bool(((np.diff(steps[at]) == 0) & (np.diff(at) == np.diff(own))).any())
 
 
-def _places(steps: Steps, lines: Steps, pauses: Steps) -> PrintedPlaces:
+def _places(steps: Steps, lines: Steps, pauses: Steps, epochs: tuple[tuple[int, int], ...]) -> PrintedPlaces:
     """Where the rows stand, and which of them a line about a pause comes before or after."""
     if not lines.size or (np.diff(lines) < 0).any():
-        return PrintedPlaces(steps, lines, pauses[:0])
+        return PrintedPlaces(steps, lines, pauses[:0], epochs=epochs)
     after = np.searchsorted(lines, pauses)
     after = after[(after > 0) & (after < len(lines))]
-    return PrintedPlaces(steps, lines, np.unique(np.concatenate((steps[after - 1], steps[after]))))
+    pauses = np.unique(np.concatenate((steps[after - 1], steps[after])))
+    return PrintedPlaces(steps, lines, pauses, epochs=epochs)
 
 
 def _longest(steps: Steps, lines: Steps, note: Note) -> slice:

@@ -316,6 +316,9 @@ class StepCounter:
     """
 
     def __init__(self, total: float | None = None) -> None:
+        self.before_epoch = 0
+        """Steps that were done before the epoch of the last line, by the length that is printed of those before it."""
+
         self._total = total
         self._seen: dict[float, set[float]] = {}
         self._completed: dict[float, int] = {}
@@ -351,6 +354,9 @@ class StepCounter:
                 # The last epoch may be shorter, and says its own length. Where none is known, lines come at one stride.
                 before = length if self._length is None else self._length
                 self._offset += before if before is not None else self._last + self._stride - step
+                next_one = None in (epoch, self._epoch) or math.floor(epoch or 0) == math.floor(self._epoch or 0) + 1
+                if before is not None and next_one:
+                    self.before_epoch = int(self._offset)
         elif self._last is not None and step > self._last:
             self._stride = step - self._last
         self._epoch, self._last, self._length = epoch, step, length

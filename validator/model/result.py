@@ -260,12 +260,15 @@ class PrintedFormat:
 class PrintedPlaces:
     """Steps and line numbers of the rows of the log `path`, both `[n]`, and the steps of rows beside a line about a
     pause: `pauses` are steps before and after which the log names a validation, a checkpoint or the end of an epoch.
+
+    `epochs` are those that follow one of a printed length: the steps done before each, and the step of its first row.
     """
 
     steps: Steps
     lines: Steps
     pauses: Steps
     path: str = ""
+    epochs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

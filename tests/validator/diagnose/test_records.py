@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.validator.diagnose.cases import (
 )
 from tests.validator.ingest.folders import outcome, record, write_csv, write_heartbeat, write_logs
 from validator.model.runbook import TrainerMetrics
+from validator.model.verdict import Finding
 
 
 @pytest.mark.parametrize(
@@ -249,3 +251,71 @@ def test_a_clock_that_was_set_is_named(tmp_path: Path) -> None:
     records = [record(i, ts=5 * i - (3600 if i > 40 else 0)) for i in range(1, 61)]
     write_heartbeat(folder, records)
     assert "set back by 3595 s" in of_run(folder)["clock-jump"].message
+
+
+_BATCHES = "epoch {epoch} .* {step}/{steps_per_epoch} batches .* loss {loss}"
+
+
+def _by_epochs(
+    folder: Path, printed: list[int], *, of: int, epochs: Iterable[int], lost: tuple[int, int] = (0, 0)
+) -> Finding | None:
+    """`missing-evidence` of a run that prints these batches of each epoch, but for the row `lost`: epoch and batch."""
+    rows = [(e, s) for e in epochs for s in printed if (e, s) != lost]
+    shown = [f"| epoch {e} | {s}/{of} batches | loss {3 / (of * e + s):.6f}" for e, s in rows]
+    write_logs(folder / "r", stdout="\n".join(shown) + "\n")
+    return of_run(folder / "r", metrics=TrainerMetrics(stdout=_BATCHES)).get("missing-evidence")
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("printed", "of"),
+    [
+        ([*range(5, 180, 5)], 180),  # batch % 5 == 0 and batch > 0, of 180 batches: from 175 to 185
+        ([*range(10, 171, 10)], 178),  # the same, with a rest of the epoch behind the last row
+        ([*range(50, 391, 50)], 391),  # batches from 1: the last interval is a part
+        ([*range(5, 181, 5)], 180),
+        ([*range(0, 180, 5)], 180),
+        ([1, *range(10, 181, 10)], 180),
+        ([20, 40], 60),
+    ],
+)
+def test_batches_that_no_epoch_prints_at_its_border_are_not_missing(
+    tmp_path: Path, printed: list[int], of: int, epochs: int
+) -> None:
+    assert _by_epochs(tmp_path, printed, of=of, epochs=range(1, epochs + 1)) is None
+
+
+def test_a_longer_gap_is_meant_where_each_border_has_it(tmp_path: Path) -> None:
+    printed = [*range(10, 101, 10)]
+    assert _by_epochs(tmp_path, printed, of=160, epochs=range(1, 4)) is None
+    assert _by_epochs(tmp_path, printed, of=160, epochs=range(1, 3)) is not None
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("printed", "of", "lost"),
+    [
+        ([*range(5, 180, 5)], 180, 90),
+        ([*range(5, 180, 5)], 180, 175),
+        ([*range(5, 180, 5)], 180, 5),
+        ([*range(0, 180, 5)], 180, 0),
+        ([*range(5, 181, 5)], 180, 180),
+        ([*range(50, 391, 50)], 391, 350),
+        ([*range(50, 391, 50)], 391, 50),
+        ([*range(50, 391, 50)], 391, 200),
+    ],
+)
+def test_a_row_that_one_epoch_lacks_is_missing(
+    tmp_path: Path, printed: list[int], of: int, lost: int, epochs: int
+) -> None:
+    at = 1 if lost == printed[-1] else 2
+    found = _by_epochs(tmp_path, printed, of=of, epochs=range(1, epochs + 1), lost=(at, lost))
+    assert found is not None
+    assert found.severity == "veto"
+    assert "no row between steps" in found.message
+
+
+def test_an_epoch_of_which_nothing_is_printed_is_missing(tmp_path: Path) -> None:
+    found = _by_epochs(tmp_path, [*range(5, 180, 5)], of=180, epochs=(1, 2, 4, 5))
+    assert found is not None
+    assert found.severity == "veto"
