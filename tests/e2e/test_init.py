@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import signal
@@ -162,7 +163,9 @@ def test_a_runbook_of_a_run_is_written_and_run_in_another_folder_too(cli, workdi
     assert f"Command validator init --from-run reports/{run.name}" in first.out
     there = tmp_path / "else"
     there.mkdir()
-    second = cli("init", "--from-run", str(run), cwd=there)
+    listed = sorted(glob.glob(f"{workdir}/reports/*"))
+    assert listed == [str(run), str(run.parent / "index.html")]
+    second = cli("init", "--from-run", *listed, cwd=there)
     assert second.rc == 0, second.err
     assert "step_time_s.mean <= " in second.out
     text = (there / "my-train.yaml").read_text(encoding="utf-8")
@@ -260,6 +263,8 @@ def test_what_is_not_recognized_gets_a_skeleton(cli, workdir: Path) -> None:
         "hello",
         "notes.txt",
         "metrics: {stdout:",
+        "{row}.*loss {loss}",
+        "it printed 1 line, and 10 are needed",
         "docs/own-trainer.md",
         "Written quiet.yaml",
     ):
@@ -389,8 +394,8 @@ def test_an_interrupt_ends_everything_and_writes_nothing(workdir: Path, tmp_path
         (("--", "torchrun", "--nnodes", "2", "x.py"), "several machines"),
         (("--from-run", "nowhere"), "is not a run folder"),
         (
-            ("--from-run", "reports/one", "reports/index.html"),
-            "takes one run folder, without reports/index.html",
+            ("--from-run", "reports/one", "train.py"),
+            "takes run folders, without train.py",
         ),
     ],
 )

@@ -26,9 +26,19 @@ def command(
     ] = None,
     from_run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Write the runbook of this run, with bounds from it, in place of a COMMAND."),
+        typer.Option(
+            metavar="RUN",
+            help="Write the runbook of this run, with bounds from it, in place of a COMMAND; of several the last.",
+        ),
     ] = None,
-    seconds: Annotated[str, typer.Option(metavar="TIME", help="Longest time to watch the command.")] = "60s",
+    seconds: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Longest time to watch the command; ending it takes up to 15 s more, --help and a second watch "
+            "their own.",
+        ),
+    ] = "60s",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the runbook if it exists.")] = False,
     no_lock: Annotated[
         bool, typer.Option("--no-lock", help="Start it although a validation uses the machine.")
@@ -42,8 +52,13 @@ def command(
     given = tuple(context.meta.get("behind_dashes") or ())
     shown = " ".join(map(shlex.quote, words or ()))
     if words and from_run is not None:
-        raise fail(f"--from-run takes one run folder, without {shown}; name that folder alone", as_json=as_json)
-    if words:
+        chosen = work.last_run([from_run, *map(Path, words)])
+        if chosen is None:
+            raise fail(f"--from-run takes run folders, without {shown}; name one folder alone", as_json=as_json)
+        if chosen != from_run and not as_json:
+            typer.echo(f"Run     {chosen}, the last of those that are named")
+        from_run = chosen
+    elif words:
         raise fail(f"write -- before the trainer's command: validator init -- {shown}", as_json=as_json)
     if bool(given) == (from_run is not None):
         raise fail("give the trainer's command behind --, or --from-run RUN", as_json=as_json)

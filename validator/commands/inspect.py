@@ -42,4 +42,4 @@ def command(
         inspection = inspect(path, warmup_steps=warmup_steps, stdout=stdout, runbook=runbook, readers=reader or ())
     shown = (inspection.directory, inspection.run, inspection.findings, inspection.printed)
     answer(inspection.as_dict, inspection_lines, *shown, as_json=as_json)
-    raise typer.Exit(ExitCode.NO_GO if inspection.vetoed else ExitCode.GO)
+    raise typer.Exit(ExitCode.GO if inspection.trusted else ExitCode.NO_GO)

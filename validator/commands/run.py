@@ -46,7 +46,12 @@ def command(
         int | None, typer.Option(min=10, metavar="N", help="Steps of the run of a COMMAND; default: about 2 minutes.")
     ] = None,
     seconds: Annotated[
-        str, typer.Option(metavar="TIME", help="Longest time to watch a COMMAND before its run.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Longest time to watch a COMMAND before its run; ending it takes up to 15 s more, --help and a second "
+            "watch their own.",
+        ),
     ] = "60s",
     as_json: common.AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from validator.documents import parse_json
 from validator.files import Tree, is_file, open_file, stat_file
 from validator.ingest.clock import NO_ARRIVALS, Arrivals
+from validator.ingest.inferred import inferred_pattern
 from validator.ingest.printed import Lines, PrintedRows
 from validator.ingest.read_log import SMALL_BYTES, Digest, ReadLog, blocks, clean, document_lines, printable
 from validator.ingest.readers.hf_trainer import TwoStreams
@@ -31,6 +33,8 @@ MAX_LINE = 8192
 TAIL_BYTES = 64 * 2**10
 MAX_FILES = 256
 _LOOKED_AT = 4096
+_INFERRED_FROM = 20_000
+"""Lines from which a pattern is made: all of a trial, and the head of a long log."""
 
 _COLLECTIVE = re.compile(
     r"\b(?:all_reduce|allreduce|all_gather(?:_into_tensor)?|reduce_scatter(?:_tensor)?|broadcast|barrier|all_to_all|"
@@ -161,6 +165,15 @@ def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
         if known is not None and (best is None or known[1] > best[0]):
             best = known[1], path, known[0]
     return None if best is None else best[1:]
+
+
+def inferred(path: Path) -> str | None:
+    """A pattern made from the numbers of a log in no known format; None where they show no step and no loss."""
+    try:
+        lines = () if _is_binary(path) else (text for _, text in islice(_lines(path, Digest()), _INFERRED_FROM))
+        return inferred_pattern(lines)
+    except OSError:
+        return None
 
 
 def _is_binary(path: Path) -> bool:

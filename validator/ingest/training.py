@@ -43,6 +43,8 @@ def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
     read_named(state, found)
     if state.lenient and not state.series:
         read_known_files(state, found)
+    if state.lenient and not state.series:
+        _read_inferred(state)
     fill_from_rank_0(state)
     asked = _derive(state)
     _read_halt(state)
@@ -52,7 +54,8 @@ def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
         state.read_log.note(
             "missing-file",
             "nothing is measured here: no training.csv or other table by step, no heartbeat, no log in a known print "
-            "format (give --stdout PATTERN or --runbook FILE)",
+            "format, no numbers that rise like steps and fall like a loss (give --stdout PATTERN or --runbook FILE; "
+            "`validator init -- COMMAND` shows what to write)",
             found.main or state.out,
         )
 
@@ -133,6 +136,23 @@ def _read_known_format(state: ResultBuilder) -> None:
         return
     state.evidence.printed = PrintedFormat(state.read_log.name(path), recipe.name, recipe.pattern, recipe.about)
     state.add_printed(table)
+
+
+def _read_inferred(state: ResultBuilder) -> None:
+    """The first log in which numbers rise like steps and fall like a loss, where none is in a known format."""
+    for path in state.texts or ():
+        pattern = logs.inferred(path)
+        table = None
+        if pattern is not None:
+            table = logs.series(path, pattern, state.read_log, longest=True, arrivals=state.evidence.arrivals)
+        if pattern is None or table is None or not table.columns:
+            continue
+        counted = "{row}" in pattern
+        what = "a loss, each a step" if counted else "numbers that rise like steps and fall like a loss"
+        about = f"no known print format; the pattern was made from the numbers: {pattern}"
+        state.evidence.printed = PrintedFormat(state.read_log.name(path), what, pattern, about)
+        state.add_printed(table)
+        return
 
 
 def _tokens_per_step(state: ResultBuilder) -> float | None:

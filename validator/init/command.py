@@ -52,6 +52,12 @@ class TrainerCommand:
         return next((one for one in self.ours if "{steps}" in one.written), None)
 
     @property
+    def epochs(self) -> int | None:
+        """The epochs that the command asks for; None where it names none."""
+        _, found = with_placeholders(self.launch.words, length="epochs")
+        return next((one.count for one in found if one.what == "epochs" and "{steps}" in one.written), None)
+
+    @property
     def folder(self) -> SetByUs | None:
         """The setting that says where the trainer writes; None where none is known."""
         return next((one for one in self.ours if one.what == "out"), None)

@@ -57,6 +57,7 @@ def lengths_of(watched: WatchedCommand, *, steps: int | None = None) -> Lengths:
     stride = 1 if watched.reading is None else watched.reading.stride
     least = max(ENOUGH_STEPS, _MIN_ROWS * stride)
     wanted = steps or max(least, _round(_UNKNOWN_STEPS if not step_s else _BASELINE_S / step_s))
+    own = min(filter(None, (own, watched.most)), default=None)
     if own is not None and steps is None:
         wanted = min(wanted, own)
     soak = soak_steps(wanted, step_s)
@@ -83,7 +84,15 @@ def _round(value: float) -> int:
     return int(value // scale * scale)
 
 
-def draft(watched: WatchedCommand, *, name: str, base: Path, steps: int | None = None, soak: bool = True) -> str:
+def draft(
+    watched: WatchedCommand,
+    *,
+    name: str,
+    base: Path,
+    steps: int | None = None,
+    soak: bool = True,
+    steps_open: bool = False,
+) -> str:
     """The text of the runbook.
 
     Args:
@@ -91,6 +100,7 @@ def draft(watched: WatchedCommand, *, name: str, base: Path, steps: int | None =
         base: the folder that it will be in; paths are relative to it.
         steps: those of the baseline; by default about two minutes of them.
         soak: whether it has a long run as well.
+        steps_open: whether its steps are a guess, where nothing says how many the trainer does by itself.
     """
     lengths = lengths_of(watched, steps=steps)
     parts = [
@@ -105,7 +115,7 @@ def draft(watched: WatchedCommand, *, name: str, base: Path, steps: int | None =
         "",
         "phases:",
         *_settings(watched),
-        *_baseline(watched, lengths),
+        *_baseline(watched, lengths, steps_open=steps_open),
     ]
     if soak and lengths.soak is not None:
         parts += ["", *soak_lines(watched_series(watched), steps=lengths.soak)]
@@ -217,13 +227,15 @@ def _settings(watched: WatchedCommand) -> Iterator[str]:
     yield ""
 
 
-def _baseline(watched: WatchedCommand, lengths: Lengths) -> Iterator[str]:
+def _baseline(watched: WatchedCommand, lengths: Lengths, *, steps_open: bool) -> Iterator[str]:
     series = watched_series(watched)
     about = f"  # about {_duration(lengths.baseline * watched.step_s)}" if watched.step_s else ""
     yield "  - id: baseline"
     yield "    kind: train"
     yield "    why: How fast it is, how steady, and whether it learns."
     yield f"    steps: {lengths.baseline}  {about}".rstrip()
+    if steps_open:
+        yield "    steps_open: true    # nothing says how many steps the trainer does by itself"
     yield "    accept:"
     if "loss" in series or not series:
         yield "      - loss.last < loss.first"

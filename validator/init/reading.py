@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,9 @@ import numpy as np
 from validator.files import Tree, reading_below
 from validator.ingest import collect_run
 from validator.ingest.clock import ARRIVALS_FILE
-from validator.ingest.logs import find_logs, log_lines, recognized
+from validator.ingest.logs import find_logs, inferred, log_lines, recognized
 from validator.ingest.table import has_steps
 from validator.ingest.text_logs import find_text_log, of_lowest_ranks, whole_name
-from validator.init.numbers import inferred_pattern
 from validator.model.metrics import FED_LOGS
 from validator.model.plan import RunSpec
 from validator.model.print_formats import Recipe
@@ -41,8 +39,6 @@ _VARIES = re.compile(
     r"|\d\d[-_.:]\d\d[-_.:]\d\d(?!\d)|\d{6,}"
 )
 """In the name of a file: a date, the time of the day or a number that is another one in each run."""
-
-_OF_TOTAL = re.compile(r"(?<![\w.,/:-])(\d+) ?(?:/|of) ?(\d+)(?![\w.,/:-])")  # step 12/600, iter 12 of 600; no date
 
 _EPOCH = re.compile(r"epochs?(?:\\?\W|\\s\+)*\{step\}", re.IGNORECASE)
 """In a pattern: the step is the number of an epoch."""
@@ -176,7 +172,7 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         logs = find_logs(out)
         tables = [path for path in grown_files(out) if Path(path).suffix == ".csv" and has_steps(out / path)]
         known = recognized(logs.printed)
-        guess = None if known is not None else _guess(logs.printed)
+        guess = None if known is not None else next(filter(None, map(inferred, logs.printed)), None)
     where = "what rank 0 prints" if logs.rank_out else "what it prints"
     for name in _PRINT_READERS:
         yield {"reader": [name]}, f"{where}, by the reader {name}", False, False
@@ -211,7 +207,7 @@ def _in_text_logs(out: Path, elsewhere: Iterable[Path]) -> Iterator[_Candidate]:
         log = _VARIES.sub("*", full.get(path, path))
         with reading_below(out):
             known = recognized((out / path,))
-            guess = None if known is not None else _guess((out / path,))
+            guess = None if known is not None else inferred(out / path)
         if known is not None:
             found = {"log": log, **_by_recipe(known[1])}
             yield found, f"the text file {log}, as lines of {known[1].name}", False, known[1].by_epochs
@@ -219,25 +215,7 @@ def _in_text_logs(out: Path, elsewhere: Iterable[Path]) -> Iterator[_Candidate]:
             yield {"log": log, "stdout": guess}, f"the text file {log}: {_how(guess)}", True, bool(_EPOCH.search(guess))
 
 
-def printed_total(reading: TrialReading, out: Path) -> int | None:
-    """Steps of the whole run, where the trainer prints them behind most of its steps, as in 12/600; None elsewhere.
-
-    Behind the number of an epoch it is what that epoch has, unless a step is an epoch.
-    """
-    steps = {int(step) for one in reading.series.values() for step in one.steps}
-    seen: dict[int, set[int]] = {}
-    for path in _logs_of(reading, out):
-        for _, text in log_lines(path):
-            for found in _OF_TOTAL.finditer(text[:_MAX_LINE]):
-                step, total = map(int, found.groups())
-                of_epoch = "epoch" in text[: found.start()].lower() and not reading.by_epochs
-                if step in steps and total >= max(steps) and not of_epoch:
-                    seen.setdefault(total, set()).add(step)
-    counts = Counter({total: len(shown) for total, shown in seen.items()})
-    return next((total for total, count in counts.most_common(1) if 2 * count > len(steps)), None)
-
-
-def _logs_of(reading: TrialReading, out: Path) -> tuple[Path, ...]:
+def logs_of(reading: TrialReading, out: Path) -> tuple[Path, ...]:
     """What the trainer prints, or the text log that is read in its place."""
     if "log" not in reading.metrics:
         return find_logs(out).printed
@@ -247,14 +225,6 @@ def _logs_of(reading: TrialReading, out: Path) -> tuple[Path, ...]:
 def _copied(log: str) -> str:
     """Where a log is below the output folder: of an absolute path there is a copy."""
     return f"{FED_LOGS}/{Path(log).name}" if log.startswith("/") else log
-
-
-def _guess(logs: Iterable[Path]) -> str | None:
-    for path in logs:
-        pattern = inferred_pattern(text for _, text in log_lines(path))
-        if pattern is not None:
-            return pattern
-    return None
 
 
 def grown_files(folder: Path, before: Mapping[str, tuple[int, int]] | None = None) -> dict[str, tuple[int, int]]:
@@ -290,6 +260,11 @@ def first_lines(out: Path, most: int = 8) -> list[str]:
         if lines:
             return lines if len(lines) <= most else [*lines[: most // 2], "…", *lines[-most // 2 :]]
     return []
+
+
+def count_lines(out: Path) -> int:
+    """Lines that were printed, blank ones left out."""
+    return sum(bool(text.strip()) for path in find_logs(out).printed for _, text in log_lines(path))
 
 
 _NAMED_LOSS = re.compile(r"(?i)(?<![\w/])([a-z_]*loss(?:[_ ][a-z]\w*)?)(?: *[:=|] *| +)[-+]?\d")

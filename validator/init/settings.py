@@ -25,7 +25,10 @@ _STEPS = (
     *("training_steps", "train.steps", "steps", "n_steps", "nsteps", "iterations", "num_iters", "n_iters", "iters"),
     *("total_iterations", "max_update", "max_updates", "num_updates", "max_step"),
 )
-_EPOCHS = ("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "max_epoch", "train_epochs", "epochs", "epoch")
+_EPOCHS = (
+    *("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "nepochs", "total_epochs", "max_epoch"),
+    *("train_epochs", "num_epoch", "epochs", "epoch"),
+)
 _OUT = (
     *(
         "output_dir",

@@ -20,7 +20,8 @@ from validator.ingest.logs import find_logs, log_lines, tail
 from validator.init.command import TrainerCommand, nproc_key, trainer_keys, understand
 from validator.init.elsewhere import logs_elsewhere
 from validator.init.launch import CommandLaunch, visible_gpus
-from validator.init.reading import TrialReading, first_lines, grown_files, printed_total, readings, what_is_missing
+from validator.init.length import printed_total, total_of_epochs
+from validator.init.reading import TrialReading, count_lines, first_lines, grown_files, readings, what_is_missing
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.runbook import Runbook
@@ -31,6 +32,7 @@ from validator.supervise.feed import LogFeed
 from validator.supervise.monitor import Progress
 from validator.supervise.termination import Grace
 from validator.supervise.wait import CancelToken
+from validator.text import plural
 
 ENOUGH_STEPS = 50
 """Steps below which a phase says little."""
@@ -86,8 +88,9 @@ class WatchedCommand:
     """What was seen of a command.
 
     `reading` is the best way to read what it writes, None where none is known; `step_s` the time of a step by
-    validator's clock; `total` the steps that the trainer does by itself, where it prints that; `failure` how it ended
-    where it ended by itself and not well; `lines` are the first ones that were printed, `files` those that grew in the
+    validator's clock; `total` the steps that the trainer does by itself, where it prints that; `most` those that it is
+    known not to exceed, by its epochs or since it came to its own end; `failure` how it ended where it ended by itself
+    and not well; `lines` are the first ones of the `printed` that were printed, `files` those that grew in the
     output folder and `outside` those in the working folder.
     """
 
@@ -101,17 +104,39 @@ class WatchedCommand:
     files: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
     total: int | None = None
+    most: int | None = None
+    printed: int = 0
+
+    @property
+    def length_known(self) -> bool:
+        """Whether anything says how many steps the trainer does by itself, or it is given them."""
+        return self.command.length is not None or self.total is not None or self.most is not None
 
     @property
     def complete(self) -> bool:
         """Whether the loss and the pace are known."""
         return self.reading is not None and self.reading.complete
 
+    def hints(self) -> Iterator[str]:
+        """What is missing where nothing was recognized, as far as that is known, and what to write."""
+        if self.reading is not None:
+            return
+        if 0 < self.printed < ENOUGH_ROWS:
+            seen = plural(self.printed, "line")
+            yield f"it printed {seen}, and {ENOUGH_ROWS} are needed: give it longer (--seconds 5m)"
+        if missing := what_is_missing(self.lines):
+            yield missing
+        events = (path for path in (*self.files, *self.outside) if Path(path).name.startswith("events.out.tfevents."))
+        if (path := next(events, None)) is not None:
+            yield (
+                f"it writes the TensorBoard file {path}: write metrics: tensorboard, and let the trainer write it "
+                "below its output folder {out}"
+            )
+
     def notes(self) -> Iterator[str]:
         """What a person should know of how the command was taken, and of how it ended."""
         yield from self.command.notes()
-        if self.reading is None and (missing := what_is_missing(self.lines)):
-            yield missing
+        yield from self.hints()
         if self.failure is not None:
             yield f"it did not come to its end while it was watched: {self.failure}"
 
@@ -150,6 +175,8 @@ class _TrialWatch:
     def look(self, progress: Progress) -> None:
         """Called about once in `_LOOK_S`; a costly look is followed by a longer pause."""
         began = time.monotonic()
+        if not self.cancel.requested and progress.elapsed_s >= self.seconds:
+            self.cancel.request(_DONE)  # before the look, which may take long
         if self.cancel.requested or began < self.next_s:
             return
         self.feed.take()
@@ -167,8 +194,6 @@ class _TrialWatch:
                 self.feed.hold(path, at=size)
             self.logs_s = now + max(1.0, 20 * (time.monotonic() - now))
         if self.before is not None and not (best is not None and best.complete) and self._writes_outside(now):
-            self.cancel.request(_DONE)
-        if progress.elapsed_s >= self.seconds:
             self.cancel.request(_DONE)
 
     def best(self) -> TrialReading | None:
@@ -200,7 +225,15 @@ class _TrialWatch:
         length = _counting_as(best, self.command).length
         if length is not None:
             return length.count or _STEPS
-        return printed_total(best, self.run_dir / self.spec.out)
+        return self.most(best) or printed_total(best, self.run_dir / self.spec.out)
+
+    def most(self, best: TrialReading, *, ended: bool = False) -> int | None:
+        """Steps that it does not exceed: those of all its epochs, and those that it had done where it `ended` by itself
+        with exit code 0, before it was to."""
+        of_epochs = total_of_epochs(best, self.run_dir / self.spec.out, self.command.epochs)
+        seen = best.last_step
+        early = ended and seen is not None and seen + best.stride < (self.spec.steps or 0)
+        return min(filter(None, (of_epochs, seen if early else None)), default=None)
 
     @property
     def step_s(self) -> float | None:
@@ -283,9 +316,11 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
             gpus=min(gpus, max(1, command.nproc)),
             failure=outcome.last.detail if failed else None,
             lines=tuple(first_lines(out)),
+            printed=count_lines(out),
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),
             total=None if best is None else _own_total(watcher, best, ended=outcome.exited_well),
+            most=None if best is None else watcher.most(best, ended=outcome.exited_well),
         )
 
 

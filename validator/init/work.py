@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from validator.files import replace_file
 from validator.init.command import name_of, near
 from validator.init.draft import draft, soak_lines, soak_steps, yaml_text
 from validator.init.launch import launch_of
-from validator.init.reading import what_is_missing
 from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
 from validator.model.expression import open_reference
@@ -29,7 +28,7 @@ from validator.pipeline.baseline import make_baseline
 from validator.pipeline.evaluate import stored_report
 from validator.runbook import RunbookError
 from validator.runbook.load import LoadedRunbook
-from validator.runs.folder import RunFolder
+from validator.runs.folder import RunFolder, is_run_folder
 
 Note = Callable[[str], None]
 """Takes a line about the progress."""
@@ -134,14 +133,15 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
     watched = watch(request.command, seconds=request.seconds, lock=request.lock, note=note, to_its_end=steps is None)
     name = name_of(watched.command.launch)
     if watched.reading is None:
-        missing = what_is_missing(watched.lines)
+        hints = "; ".join(watched.hints())
         raise UserError(
             f"{watched.command.shown} wrote nothing in {watched.seconds:.0f} s that is recognized, so no run of it can "
             "be judged. If it was still starting, give it longer: --seconds 5m. Else `validator init -- COMMAND` shows "
-            "what was seen, and writes a runbook in which you say how its output is read" + (missing and f"; {missing}")
+            "what was seen, and writes a runbook in which you say how its output is read" + (hints and f"; {hints}")
         )
     path = Path(f"{name}.yaml")
-    text = draft(watched, name=name, base=_folder(path), steps=steps, soak=False)
+    open_length = steps is None and not watched.length_known
+    text = draft(watched, name=name, base=_folder(path), steps=steps, soak=False, steps_open=open_length)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return TrialRunbook(LoadedRunbook(loads(text, file=str(path)), path, digest, text), watched.reading.source)
 
@@ -155,6 +155,14 @@ class FromRun:
     bounds: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def last_run(paths: Sequence[Path]) -> Path | None:
+    """The last of several run folders, as `reports/*` names them, with the page that lists them; None where something
+    else is among them. Names of run folders begin with the UTC time."""
+    runs = [path for path in paths if is_run_folder(path)]
+    others = [path for path in paths if path not in runs and path.name != "index.html"]
+    return None if others else max(runs, key=lambda path: path.name, default=None)
 
 
 def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:

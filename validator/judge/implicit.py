@@ -43,7 +43,7 @@ def implicit_criteria(
     if isinstance(phase, ProcessPhase):
         yield ImplicitCriterion("exit", _ended_text(phase, runbook), _exit)
     if isinstance(phase, TrainingPhase):
-        yield ImplicitCriterion("steps", "every run does all its steps", _steps)
+        yield ImplicitCriterion("steps", "every run does all its steps", partial(_steps, guess=phase.steps_open))
         declared = "loss" in series_of(runbook.trainer.metrics)
         lacks = _UNDECLARED if has_loss else _UNREPORTED if declared else None
         text, rule = "loss is finite at every step", partial(_finite, lacks=lacks)
@@ -223,14 +223,17 @@ def _log_evidence(run: JudgedRun) -> tuple[Seen, ...]:
     return (Seen(path=run.result.log_path, where="last line", text=tail[-1] if tail else "the log is empty"),)
 
 
-def _steps(run: JudgedRun) -> Found:
-    """All steps, and these: a run that continued an earlier one did fewer, one that counts differently did others."""
+def _steps(run: JudgedRun, *, guess: bool) -> Found:
+    """All steps, and these: a run that continued an earlier one did fewer, one that counts differently did others.
+
+    `guess`: nothing says how many steps the trainer does by itself.
+    """
     wanted, done = run.spec.steps, run.number("steps.done")
     if done is None or wanted is None:
         return Found("INCONCLUSIVE", "The trainer reported no number of steps.", None, wanted)
     evidence = (Seen(path=run.scalar_source("steps.done"), text=f"steps.done = {done:g}"),)
     if done < wanted:
-        return _fewer(run, done, wanted, evidence)
+        return _fewer(run, done, wanted, evidence, guess=guess)
     began, stride = _rows_of(run)
     if began is not None and began > max(stride, run.spec.warmup_steps):
         own = done - began + stride
@@ -251,9 +254,16 @@ def _steps(run: JudgedRun) -> Found:
     return Found("PASS", f"All {wanted} steps were done.", done, wanted, evidence)
 
 
-def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...]) -> Found:
+def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...], *, guess: bool) -> Found:
     """Fewer steps are known than were requested. A log with a row every so many steps says no more of the last ones."""
     ahead = 1 if run.result is None else steps_to_next_row(run.result)
+    by_itself = run.outcome is not None and run.outcome.ok and run.outcome.last.reason == "exited"
+    if done + ahead <= wanted and guess and by_itself:
+        message = (
+            f"The trainer ended by itself with exit code 0 after {done:g} steps. Nothing said how many it does, and "
+            f"validator had chosen {wanted}: if these are all of them, ask for no more (--steps {done:g})."
+        )
+        return Found("INCONCLUSIVE", message, done, wanted, evidence)
     if done + ahead <= wanted:
         return Found("FAIL", f"{done:g} of {wanted} steps were done.", done, wanted, evidence)
     reported = (

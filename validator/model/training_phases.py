@@ -34,6 +34,12 @@ class TrainingPhase(ProcessPhase):
     substitutes: ClassVar[Mapping[str, Any]] = {"steps": 10**9}
 
     steps: Count = Field(ge=1, description="Optimizer steps of each run.")
+    steps_open: bool = Field(
+        False,
+        description="Whether nothing says how many steps the trainer does by itself, and `steps` is a guess. A run "
+        "that ends by itself before, with exit code 0, is INCONCLUSIVE then, not a failure. "
+        "`validator run -- COMMAND` sets it.",
+    )
     nproc: Count | None = Field(None, ge=0, description="Ranks, as `defaults.nproc`.")
     args: dict[str, Setting] = Field(default_factory=dict, description="Added to the arguments of the trainer.")
     warmup_steps: Count | None = Field(None, ge=0, description="Steps that never count as steady.")

@@ -59,6 +59,12 @@ class Inspection:
         """Whether a finding forbids trusting the folder's numbers."""
         return any(finding.severity == "veto" for finding in self.findings)
 
+    @property
+    def trusted(self) -> bool:
+        """Whether something is measured, and no finding forbids trusting it."""
+        missing = not self.run.metrics and any(finding.code == "missing-evidence" for finding in self.findings)
+        return not self.vetoed and not missing
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON that `inspect --json` prints: the same `metrics` and `findings` as result.json."""
         run = self.run.model_dump(mode="json")

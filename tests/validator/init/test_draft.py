@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,12 +15,15 @@ import yaml
 from validator.init.command import TrainerCommand
 from validator.init.draft import draft, lengths_of, yaml_text
 from validator.init.launch import CommandLaunch
-from validator.init.reading import TrialReading, printed_total
+from validator.init.length import printed_total, total_of_epochs
+from validator.init.reading import TrialReading
 from validator.init.settings import with_placeholders
-from validator.init.watched import WatchedCommand
+from validator.init.watched import WatchedCommand, _TrialWatch
+from validator.init.work import last_run
 from validator.kinds.registry import load, loads
 from validator.model.expression import open_reference
 from validator.model.result import Result, Series, SourceFile
+from validator.supervise.wait import CancelToken
 
 UNITS = {"loss": "nat", "step_time_s": "s", "toks_per_s": "tok/s", "samples_per_s": ""}
 
@@ -142,6 +148,69 @@ def test_the_number_of_epochs_is_a_length_where_a_step_is_an_epoch(tmp_path: Pat
     assert printed_total(replace(reading("loss"), by_epochs=True), tmp_path) == 30
 
 
+_WLM = "epoch +{epoch} .* +{step}/ *{steps_per_epoch} batches .* loss +{loss}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown", "epochs", "total"),
+    [
+        (_WLM, "| epoch 1 | %d/   60 batches | loss 2.0", 5, 299),
+        (_WLM, "Epoch 1/5 | epoch 1 | %d/60 batches | loss 2.0", None, 299),
+        (_WLM, "| epoch 1 | %d/60 batches | loss 2.0", None, None),
+        ("{row}Train Epoch: \\d+ .* Loss: {loss}", "Train Epoch: 1 [%d0/1000 (1%%)] Loss: 2.0", 1, 99),
+        ("{row}Train Epoch: \\d+ .* Loss: {loss}", "Train Epoch: 1 [%d0/1000 (1%%)] Loss: 2.0", 3, 297),
+        ("{row}loss {loss}", "loss 2.%d", 3, None),
+        ("step {step} loss {loss}", "epoch 1/5 step %d loss 2.0", 5, None),
+    ],
+)
+def test_epochs_of_a_printed_length_say_how_long_a_trainer_is(
+    pattern: str, shown: str, epochs: int | None, total: int | None, tmp_path: Path
+) -> None:
+    """A healthy one that did its 5 epochs of 60 batches had not done 3,200 steps."""
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    log.write_text("".join(shown % step + "\n" for step in range(1, 13)))
+    found = replace(reading("loss"), metrics={"stdout": pattern})
+    assert total_of_epochs(found, tmp_path, epochs) == total
+    assert total_of_epochs(replace(found, by_epochs=True), tmp_path, epochs) is None
+
+
+@pytest.mark.parametrize("line", ["t.py", "t.py --max_iters 5000 --out_dir o"])
+def test_no_more_is_asked_for_than_a_trainer_did_to_its_own_end(line: str) -> None:
+    lengths = lengths_of(replace(watched(line, reading("loss")), total=2000, most=75))
+    assert (lengths.baseline, lengths.soak) == (75, None)
+    assert lengths_of(replace(watched(line, reading("loss")), most=75), steps=100).baseline == 100
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "known"),
+    [("t.py", {}, False), ("t.py", {"most": 75}, True), ("t.py", {"total": 75}, True), ("t.py --steps 9", {}, True)],
+)
+def test_steps_that_are_a_guess_are_written_as_one(line: str, changes: dict[str, int], known: bool) -> None:
+    seen = replace(watched(line, reading("loss")), **changes)
+    assert seen.length_known is known
+    (phase,) = loads(draft(seen, name="made", base=Path("/"), soak=False, steps_open=not known)).phases
+    assert getattr(phase, "steps_open", None) is not known
+
+
+@pytest.mark.parametrize(
+    ("line", "epochs"),
+    [
+        ("t.py --epochs 5", 5),
+        ("t.py --num-epochs=5", 5),
+        ("t.py --num_train_epochs 5.0", 5),
+        ("-m t trainer.max_epochs=5", 5),
+        ("t.py epochs=5", 5),
+        ("t.py --n_epochs 5 --epoch 1", 5),
+        ("t.py --epochs -1", None),
+        ("t.py --eval.epoch 5", None),
+        ("t.py", None),
+    ],
+)
+def test_the_epochs_that_a_command_asks_for(line: str, epochs: int | None) -> None:
+    assert watched(line, None).command.epochs == epochs
+
+
 def test_a_pace_that_only_validator_saw_leaves_room_for_the_trainers_own() -> None:
     found = reading("loss", "step_time_s")
     assert found.has_pace
@@ -170,3 +239,34 @@ def test_lengths_follow_from_the_time_of_a_step(
     assert (found.baseline, found.soak) == (baseline, soak)
     assert found.warmup <= baseline // 4
     assert found.timeout_s >= 2 * max(baseline, soak or 0) * (step_s or 0)
+
+
+def test_where_nothing_is_recognized_it_says_what_is_missing(tmp_path: Path) -> None:
+    seen = replace(
+        watched("t.py", None), lines=("a 1", "b 2"), printed=4, outside=("runs/x/events.out.tfevents.1.vm.0",)
+    )
+    few, events = seen.hints()
+    assert few == "it printed 4 lines, and 10 are needed: give it longer (--seconds 5m)"
+    assert "metrics: tensorboard" in events
+    assert not list(replace(seen, printed=40, outside=()).hints())
+    assert not list(replace(seen, reading=reading("loss")).hints())
+
+
+def test_a_watch_ends_at_its_time_however_long_a_look_takes() -> None:
+    """One of 45 s took 63 s: after a slow look the next was due much later, and the time was asked for only then."""
+    resting = SimpleNamespace(cancel=CancelToken(), seconds=45.0, next_s=math.inf)
+    for elapsed_s, over in ((44.0, False), (45.0, True)):
+        _TrialWatch.look(cast("Any", resting), cast("Any", SimpleNamespace(elapsed_s=elapsed_s)))
+        assert resting.cancel.requested is over
+
+
+def test_of_several_run_folders_the_last_counts(tmp_path: Path) -> None:
+    for name in ("20261123T060000Z-a", "20261123T070000Z-a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    page = tmp_path / "index.html"
+    first, last = sorted(path for path in tmp_path.iterdir())
+    page.touch()
+    assert last_run([last, first, page]) == last
+    assert last_run([first, tmp_path / "train.py"]) is None
+    assert last_run([page]) is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from validator.judge import decide
-from validator.model.record import Reason, RunRecord
+from validator.model.record import Outcome, Reason, RunRecord
 from validator.model.result import Halt, LogHit, NamedTest, Result, RunEvidence, ScalarValue, UnpassedTests
 from validator.model.verdict import PhaseReport
 from validator.report.advice import waits_for_bounds
@@ -67,6 +67,21 @@ def test_fewer_steps_than_planned_fail() -> None:
     found = verdict(judge_one(runs=runs), "steps")
     assert (found.status, found.observed, found.bound) == ("FAIL", 120, 300)
     assert found.message == "120 of 300 steps were done."
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [
+        (outcome("baseline/r1"), "INCONCLUSIVE"),
+        (outcome("baseline/r1", rc=1), "FAIL"),
+        (outcome("baseline/r1", reason="timeout", rc=None), "FAIL"),
+    ],
+)
+def test_where_steps_are_a_guess_an_end_of_its_own_before_them_is_open(ended: Outcome, status: str) -> None:
+    runs = [run_record("baseline", found=result(times=np.full(120, 1.0)), ended=ended)]
+    found = verdict(judge_one(runs=runs, steps_open=True), "steps")
+    assert found.status == status
+    assert ("--steps 120" in found.message) == (status == "INCONCLUSIVE")
 
 
 def test_unknown_steps_are_not_a_pass() -> None:

@@ -157,3 +157,30 @@ def test_a_missing_rank_is_seen_by_the_gap_that_it_leaves(tmp_path: Path) -> Non
         write_heartbeat(tmp_path, beats(rank, 1e9, 100), rank=rank)
     found = inspected(tmp_path)[1]
     assert any("no heartbeat of rank 1" in text for text in found["irregularities"])
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("{0:6d} {1:11.6f} {2:9.4f}", "numbers that rise like steps and fall like a loss"),
+        ("[{0}]\ttrain-logloss:{1:.5f}", "numbers that rise like steps and fall like a loss"),
+        ("train loss: {1:.5f}", "a loss, each a step"),
+    ],
+)
+def test_numbers_in_no_known_format_are_read_as_init_reads_them(line: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    rows = (line.format(i, 1 + 2 / (i + 1), 0.004 + i % 3 / 1000) for i in range(60))
+    path.write_text("hello\n" + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    rc, found = inspected(path)
+    assert rc == 0
+    assert found["metrics"]["loss"]["n"] == 60
+    assert found["printed"]["format"] == name
+
+
+@pytest.mark.parametrize("text", ["", "hello\nworld\n", "accuracy 0.5\n" * 50])
+def test_where_nothing_is_measured_the_exit_is_not_0(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(text, encoding="utf-8")
+    rc, found = inspected(path)
+    assert (rc, codes(found)) == (1, {"missing-evidence"})
+    assert "validator init -- COMMAND" in found["findings"][0]["message"]

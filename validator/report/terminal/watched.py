@@ -41,7 +41,9 @@ def unrecognized_lines(found: Mapping[str, Any], *, width: int = 80, color: bool
             more = f", and {len(files) - 5} more" if len(files) > 5 else ""
             lines += ["", *wrap(f"{what}: {', '.join(files[:5])}{more}", width=width)]
     lines += ["", "Write in the runbook how its lines are read, with {step} and what else they hold"]
-    lines += ["  metrics: {stdout: 'step {step} .*loss {loss} .*tok/s {toks_per_s}'}", "or which table it writes"]
+    lines += ["  metrics: {stdout: 'step {step} .*loss {loss} .*tok/s {toks_per_s}'}"]
+    lines += ["or with {row} where they have no number of a step, so that each line is one"]
+    lines += ["  metrics: {stdout: '{row}.*loss {loss}'}", "or which table it writes"]
     lines += ["  metrics: {csv: training.csv}", *wrap(f"The page {_DOCS} has more.", width=width)]
     if found["seconds"] < 300:
         lines += wrap("If it was still starting, give it longer: --seconds 5m --force", width=width)

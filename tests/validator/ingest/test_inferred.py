@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from validator.init.numbers import inferred_pattern
+from validator.ingest.inferred import inferred_pattern
 from validator.model.pattern import line_pattern
 
 

@@ -1,0 +1,89 @@
+"""How many steps a trainer does by itself, by what it prints of its total and of its epochs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from validator.ingest.logs import log_lines
+from validator.init.reading import TrialReading, logs_of
+from validator.model.pattern import LinePattern, line_pattern
+from validator.model.print_tables import with_rows
+from validator.model.readers import READERS
+
+_MAX_LINE = 500
+_OF_TOTAL = re.compile(r"(?<![\w.,/:-])(\d+) *(?:/|of) *(\d+)(?![\w.,/:-])")  # step 12/600, iter 12 of 600; no date
+_OF_EPOCHS = re.compile(
+    r"\bepochs?\W{1,3}(\d+) ?(?:/|of) ?(\d+)(?![\w.,/:-])", re.IGNORECASE
+)  # Epoch 3/10, Epoch [3/10]
+_FEW = 3
+
+
+def printed_total(reading: TrialReading, out: Path) -> int | None:
+    """Steps of the whole run, where the trainer prints them behind most of its steps, as in 12/600; None elsewhere.
+
+    Behind the number of an epoch it is what that epoch has, unless a step is an epoch.
+    """
+    steps = {int(step) for one in reading.series.values() for step in one.steps}
+    seen: dict[int, set[int]] = {}
+    for path in logs_of(reading, out):
+        for _, text in log_lines(path):
+            for found in _OF_TOTAL.finditer(text[:_MAX_LINE]):
+                step, total = map(int, found.groups())
+                of_epoch = "epoch" in text[: found.start()].lower() and not reading.by_epochs
+                if step in steps and total >= max(steps) and not of_epoch:
+                    seen.setdefault(total, set()).add(step)
+    counts = Counter({total: len(shown) for total, shown in seen.items()})
+    return next((total for total, count in counts.most_common(1) if 2 * count > len(steps)), None)
+
+
+def total_of_epochs(reading: TrialReading, out: Path, epochs: int | None) -> int | None:
+    """Steps of all epochs of the command, less those behind the last row; None where either number is unknown.
+
+    Args:
+        reading: how the output is read.
+        out: the output folder.
+        epochs: those that the command asks for; where it names none they are the printed ones, as in `Epoch 3/10`.
+    """
+    if reading.by_epochs:
+        return None
+    lines = [text[:_MAX_LINE] for path in logs_of(reading, out) for _, text in with_rows(log_lines(path))]
+    shown = Counter(int(found[2]) for found in map(_OF_EPOCHS.search, lines) if found is not None)
+    count = epochs or next((total for total, _ in shown.most_common(1)), None)
+    if count is None:
+        return None
+    pattern = _pattern(reading)
+    if pattern is not None and "row" in pattern.names:
+        rows = _rows_of_epoch(pattern, lines)
+        return None if rows is None else count * rows
+    if pattern is None or "steps_per_epoch" not in pattern.names:
+        return None
+    printed = (found.values.get("steps_per_epoch") for found in map(pattern.read, lines) if found is not None)
+    length = next((total for total, _ in Counter(filter(None, printed)).most_common(1)), None)
+    return None if length is None else max(1, count * int(length) - reading.stride)
+
+
+def _pattern(reading: TrialReading) -> LinePattern | None:
+    """The pattern by which lines are read, also that of a reader; None where files alone are read."""
+    own = reading.metrics.get("stdout")
+    named = (READERS[name].pattern for name in reading.metrics.get("reader", ()) if name in READERS)
+    text = own or next(filter(None, named), None)
+    return None if text is None else line_pattern(text)
+
+
+def _rows_of_epoch(pattern: LinePattern, lines: list[str]) -> int | None:
+    """Rows of an epoch, at least, where each line counts as a step and prints samples or batches of the epoch's."""
+    seen: dict[int, list[int]] = {}
+    for text in lines:
+        found = _OF_TOTAL.search(text) if pattern.read(text) is not None else None
+        if found is not None:
+            seen.setdefault(int(found[2]), []).append(int(found[1]))
+    total, done = max(seen.items(), key=lambda one: len(one[1]), default=(0, []))
+    strides = np.diff(done)
+    strides = strides[strides > 0]
+    if strides.size < _FEW or done[0] >= total:
+        return None
+    return int((total - 1 - min(done)) // int(np.median(strides))) + 1
