@@ -124,7 +124,7 @@ def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     """What to do where no finding has a next step."""
     status = "OPEN" if waits_for_bounds(phase) else phase.status
     short = too_short(phase)
-    longer = (_what_is_needed(phase) if short == "interval" else None) or _LONGER.get(short or "")
+    longer = (_what_is_needed(phase) if short else None) or _LONGER.get(short or "")
     step = longer or _STEPS.get(status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
@@ -144,11 +144,14 @@ def _needed(phase: PhaseReport) -> tuple[dict[str, int], dict[str, int]]:
 def _what_is_needed(phase: PhaseReport) -> str | None:
     """Which phase is to be longer, or to be repeated, by what its criteria name; None where they name nothing."""
     steps, repeats = _needed(phase)
-    parts = [f"about {count:,} steps for {one_line(name)}" for name, count in steps.items()]
+    rows = too_short(phase) == "rows"
+    parts = [f"{'' if rows else 'about '}{count:,} steps for {one_line(name)}" for name, count in steps.items()]
     parts += [f"{count} repeats of {one_line(name)}" for name, count in repeats.items()]
-    if not parts:
-        return None
-    return f"What was observed is too close to its bound for these runs: {' and '.join(parts)} would say more."
+    text = " and ".join(parts)
+    if rows:
+        known = all(item.needed for item in phase.criteria if item.required and item.open_for == "rows")
+        return f"Only the length is insufficient: validate again with {text}." if text and known else None
+    return f"What was observed is too close to its bound for these runs: {text} would say more." if text else None
 
 
 _LONGER = {

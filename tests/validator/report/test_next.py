@@ -100,6 +100,17 @@ def test_the_next_step_names_the_phase_that_is_too_short() -> None:
     assert next_command(report, Path("reports/x"), step) == command
 
 
+def test_a_run_that_was_made_shorter_is_to_have_all_its_steps() -> None:
+    report = too_short("rows", declared="loss.last <= 0.668")
+    (phase,) = report.phases
+    short = phase.criteria[1].model_copy(update={"needed": Needed(steps={"baseline": 400})})
+    phase = phase.model_copy(update={"criteria": (phase.criteria[0], short)})
+    step = build_page(report := report.model_copy(update={"phases": (phase,)})).next_step
+    assert step is not None
+    assert step.value == "Only the length is insufficient: validate again with 400 steps for baseline."
+    assert next_command(report, Path("reports/x"), step).endswith(" --only baseline --set baseline.steps=400")
+
+
 def waiting(code: str, severity: str = "warning", **typed: object) -> ValidationReport:
     """A phase that lacks nothing but its bound, in a run of which something was found."""
     item = pieces.verdict("b.1", "toks_per_s.mean >= ? tok/s", "INCONCLUSIVE", observed=9.0, message="Still open.")
