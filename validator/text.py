@@ -37,6 +37,12 @@ def one_line(text: object, *, limit: int = MAX_TEXT) -> str:
     return clean(text, limit=limit).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def brief(text: object, *, limit: int = 60) -> str:
+    """A line of at most `limit` characters, which ends in an ellipsis where some are left out."""
+    line = one_line(text)
+    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
+
+
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -14,6 +14,7 @@ import numpy as np
 
 from validator.model.catalogue import METRICS, STATISTICS, Better, Metric, headlines
 from validator.model.expression import open_reference
+from validator.model.findings import DISTURBED
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import RunReport, ValidationReport
@@ -38,9 +39,6 @@ _FAR = 0.25
 
 _SAME_LENGTH = 1.25
 """Times as many steps as the phase has, or the inverse, from which runs are of another length."""
-
-DISTURBED = ("busy-host", "leftover-process", "throttled", "no-steady-state", "rate-shift", "clock-jump")
-"""Findings by which the rate of a run is hardly that of the next one."""
 
 Lengths = Mapping[str, Mapping[str, int]]
 """Steps that were asked of each phase, by the id of a validation."""

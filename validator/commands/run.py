@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from validator.pipeline.write import Finished
 
 
+_WATCH = "60s"
+
+
 @common.behind_dashes
 @common.example("validator run runbooks/smoke_cpu.yaml --set baseline.steps=100", "validator run -- torchrun train.py")
 def command(
@@ -52,7 +55,7 @@ def command(
             help="Longest time to watch a COMMAND before its run; ending it takes up to 15 s more, --help and a second "
             "watch their own.",
         ),
-    ] = "60s",
+    ] = _WATCH,
     as_json: common.AsJson = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop after the first phase that fails.")] = False,
     no_lock: Annotated[
@@ -96,6 +99,12 @@ def command(
     with common.reported(as_json=as_json), _annotated_problems(as_json=as_json):
         if words:
             request = validate.RunRequest(runbook="", parent=out, fail_fast=fail_fast, lock=not no_lock)
+            options = {
+                "--steps": "" if steps is None else str(steps),
+                "--seconds": seconds if seconds != _WATCH else "",
+            }
+            typed = (word for option, value in options.items() if value for word in (option, value))
+            request = dataclasses.replace(request, command=(*typed, "--", *words))
             request = _request_for(words, steps=steps, watch_s=watch_s, request=request, quiet=as_json)
             finished = validate.execute(request, quiet=as_json)
         elif resume is not None:

@@ -18,7 +18,7 @@ from validator.model.contrast import (
 )
 from validator.model.settings import flat_name
 from validator.model.verdict import Finding, RunReport, Verdict
-from validator.text import listed
+from validator.text import brief, listed
 
 _PLACES = frozenset({"out", "run_name", "port", "master_port"})
 """Settings that say where a run is, not what it is."""
@@ -203,7 +203,7 @@ def _overall_verdict(
     headlines = [one for one in metrics if one.headline]
     worse = [_metric_text(one) for one in headlines if one.verdict == "worse"]
     worse += [
-        f"{one.id} passed and now is {one.b}"
+        f"{one.id.partition('.')[0]} ({brief(one.text)}) passed and now is {one.b}"
         for one in criteria
         if one.required and one.a == "PASS" and one.b in ("FAIL", "INCONCLUSIVE")
     ]

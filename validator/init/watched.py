@@ -187,14 +187,13 @@ class _TrialWatch:
             step = best.last_step
             if step is not None and (not self.steps or step > self.steps[-1][1]):
                 self.steps.append((began, step))
-            if self._enough(best, now):
-                self.cancel.request(_DONE)
         if not (best is not None and best.complete) and now >= self.logs_s:
             for path, size in logs_elsewhere(self.token, self.run_dir / self.spec.out, self.files):
                 self.feed.hold(path, at=size)
             self.logs_s = now + max(1.0, 20 * (time.monotonic() - now))
-        if self.before is not None and not (best is not None and best.complete) and self._writes_outside(now):
-            self.cancel.request(_DONE)
+        outside = self.before is not None and not (best is not None and best.complete) and self._writes_outside(now)
+        if outside or (best is not None and self._enough(best, now)):
+            self.cancel.request(_DONE)  # once: a second request is one that does not wait
 
     def best(self) -> TrialReading | None:
         """The best way to read what was written so far."""

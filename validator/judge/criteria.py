@@ -231,6 +231,27 @@ def _judge(case: _Case, binding: Binding) -> _Outcome:
     if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _machine_cut(case, binding))):
         message = f"{outcome.message} This does not count: {broken}."
         return replace(outcome, status="INCONCLUSIVE", message=message)
+    return _end_of_a_shorter_run(outcome, case)
+
+
+def _end_of_a_shorter_run(outcome: _Outcome, case: _Case) -> _Outcome:
+    """A bound on the end of a curve holds for as many steps as the runbook has: what fewer steps miss is open."""
+    value = outcome.observed
+    if outcome.status != "FAIL" or not isinstance(case.comparison.right, Number) or not isinstance(value, float):
+        return outcome
+    for one in case.resolved.values():
+        phase = case.data[one.source]
+        if one.statistic != "last" or not isinstance(phase, PhaseData) or not math.isfinite(value):
+            continue
+        written = phase.validation.written_steps.get(one.phase_id, 0)
+        steps = getattr(phase.validation.runbook.phase(one.phase_id), "steps", written)
+        if steps < written:
+            message = (
+                f"{outcome.message} The bound is for the {written:,} steps that the runbook has, and this run had "
+                f"{steps:,}: run {one.phase_id} with all of them."
+            )
+            needed = Needed(steps={one.phase_id: written})
+            return replace(outcome, status="INCONCLUSIVE", message=message, open_for="rows", needed=needed)
     return outcome
 
 

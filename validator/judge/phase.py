@@ -24,7 +24,10 @@ from validator.model.runbook import TrainPhase
 from validator.model.verdict import ArmComparison, Check, PhaseReport, RunReport, Status, Verdict
 from validator.stats.estimate import Estimate
 from validator.stats.measure import NotMeasured, RunMeasurement
-from validator.text import format_value, listed, plural
+from validator.text import brief, format_value, plural
+
+_NAMED = 3
+"""Criteria that a sentence names beside the first."""
 
 _WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "RUNNING", "NOT_RUN", "SKIPPED")
 
@@ -72,9 +75,10 @@ def _judge(record: PhaseRecord, validation: ValidationRecord, judged: Mapping[st
         message += " It observes: nothing was asked of what it measured."
     if record.extended is not None:
         extended, verb = record.extended, "was" if len(record.extended.criteria) == 1 else "were"
+        texts = [_short(one) for one in criteria if one.id in extended.criteria]
         message += (
             f" Extended from {extended.runs_before} to {extended.runs_after} runs, since "
-            f"{listed(list(extended.criteria))} {verb} inconclusive."
+            f"{'; '.join(texts)} {verb} inconclusive."
         )
     return PhaseReport(
         id=phase.id,
@@ -216,10 +220,16 @@ def _status(record: PhaseRecord, criteria: tuple[Verdict, ...]) -> tuple[Status,
 
 def _why(found: Iterable[Verdict | Check], status: Status) -> str:
     first, *others = found
+    texts = [_short(one) for one in others]
+    more = [f"{len(texts) - _NAMED} more"] if len(texts) > _NAMED else []
     name = first.title if isinstance(first, Check) else first.text
     detail = first.message or (first.observed if isinstance(first, Check) else "")
-    also = f" Also {listed([one.id for one in others])}." if others else ""
+    also = f" Also: {'; '.join([*texts[:_NAMED], *more])}." if others else ""
     return f"{name}: {detail}{also}" if detail else f"{name}: {status.lower()}.{also}"
+
+
+def _short(one: Verdict | Check) -> str:
+    return brief(one.title if isinstance(one, Check) else one.text)
 
 
 def _phase_scalars(data: PhaseData) -> dict[str, ScalarValue]:

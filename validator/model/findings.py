@@ -13,6 +13,9 @@ from pydantic import AfterValidator
 
 from validator.text import nearest
 
+DISTURBED = ("busy-host", "leftover-process", "throttled", "no-steady-state", "rate-shift", "clock-jump")
+"""Findings by which the rate of a run is hardly that of the next one: no bound rests on it alone."""
+
 ANSWERS: Mapping[str, str] = {
     "busy-gpu": "",
     "busy-host": "",

@@ -150,12 +150,14 @@ class PhaseRecord:
 class ValidationRecord:
     """A whole validation, finished or in progress. `environment` is the snapshot of the machine, `last_go` the report
     of the last GO of this runbook on this class of machine when this validation began; None if there was none.
+    `written_steps` are those in the runbook's file of each phase whose steps were changed for this validation.
     """
 
     runbook: Runbook
     phases: tuple[PhaseRecord, ...]
     environment: Mapping[str, Any] = field(default_factory=dict)
     last_go: ValidationReport | None = None
+    written_steps: Mapping[str, int] = field(default_factory=dict)
 
     def phase(self, phase_id: str) -> PhaseRecord:
         """The record of that phase; KeyError if there is none."""

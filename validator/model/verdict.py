@@ -230,6 +230,9 @@ class RunbookRef(Frozen):
     title: str | None = None
     description: str | None = None
     overrides: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    command: tuple[str, ...] = Field((), description="Of `run -- COMMAND`, in no file: the options, `--`, the command.")
 
 
 class Recommendation(Frozen):

@@ -21,7 +21,7 @@ from validator.runs.folder import RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import events_of, pending, reconstruct, runner_sessions, started_runs
 from validator.secrets.masking import clean_runbook, is_secret
-from validator.secrets.redact import REDACTED, declare_secrets, redact
+from validator.secrets.redact import REDACTED, declare_secrets, redact, redact_words
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,11 @@ def with_secrets(folder: RunFolder, overrides: Iterable[str]) -> Runbook:
 def _clean_override(text: str) -> str:
     key, equals, value = text.partition("=")
     return f"{key}={REDACTED}" if equals and value and is_secret(key) else key + equals + redact(value)
+
+
+def clean_words(words: Sequence[str]) -> tuple[str, ...]:
+    """A command that was typed, without the secrets in it."""
+    return redact_words(words, redact)
 
 
 def _hidden(runbook: Runbook) -> set[str]:

@@ -17,7 +17,7 @@ from validator.model.runbook import Runbook
 from validator.model.verdict import ValidationReport
 from validator.pipeline import session as effects
 from validator.pipeline.phases import Reopened, State, begin, run_phase
-from validator.pipeline.resume_state import clean_loaded, with_secrets
+from validator.pipeline.resume_state import clean_loaded, clean_words, with_secrets
 from validator.pipeline.write import Finished, render, report
 from validator.plan import first_plan, make_plan
 from validator.runbook import find
@@ -40,6 +40,8 @@ class RunRequest:
     lock: bool = True
     loaded: LoadedRunbook | None = None
     """The runbook itself, where it is in no file."""
+    command: tuple[str, ...] = ()
+    """Then also the options, `--` and the command that it was made for."""
 
 
 def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
@@ -65,6 +67,7 @@ def execute(request: RunRequest, *, quiet: bool = False) -> Finished:
                 only=request.only,
                 skip=request.skip,
                 fail_fast=request.fail_fast,
+                command=clean_words(request.command),
             )
         lock.name(folder.root)
         result, paths = _carry_out(folder, loaded.runbook, plan, quiet=quiet, fail_fast=request.fail_fast)

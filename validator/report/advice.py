@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from validator.errors import ExitCode
 from validator.model.expression import open_reference
+from validator.model.findings import DISTURBED
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.report.elements import anchor
 from validator.report.page import FindingView, LabeledValue, NextStep
@@ -50,8 +51,13 @@ _ENDS = ("crashed", "ended-early", "oom", "disk-full", "port-in-use", "nccl-erro
 
 
 def _may_explain(finding: FindingView, phase: PhaseReport) -> bool:
-    """Whether the finding can be why the phase is open: other programs change no loss, and make a phase too short."""
+    """Whether the finding can be why the phase is open: other programs change no loss, and make a phase too short.
+
+    What waits for bounds alone is open for no finding, but a run that was disturbed is to be repeated first.
+    """
     unmet = [item for item in phase.criteria if item.required and item.status == phase.status]
+    if waits_for_bounds(phase):
+        return finding.code in DISTURBED
     if finding.code == "busy-host":
         return not unmet or any(not item.text.startswith("loss.") for item in unmet)
     return too_short(phase) is None
@@ -117,7 +123,8 @@ def waits_for_bounds(phase: PhaseReport) -> bool:
 def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     """What to do where no finding has a next step."""
     status = "OPEN" if waits_for_bounds(phase) else phase.status
-    longer = _what_is_needed(phase) or _LONGER.get(too_short(phase) or "")
+    short = too_short(phase)
+    longer = (_what_is_needed(phase) if short else None) or _LONGER.get(short or "")
     step = longer or _STEPS.get(status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
@@ -128,7 +135,7 @@ def _needed(phase: PhaseReport) -> tuple[dict[str, int], dict[str, int]]:
     steps: dict[str, int] = {}
     repeats: dict[str, int] = {}
     found = [item.needed for item in phase.criteria if item.required and item.status != "PASS" and item.needed]
-    for one in found if too_short(phase) == "interval" else ():
+    for one in found if too_short(phase) else ():
         steps |= {name: max(count, steps.get(name, 0)) for name, count in one.steps.items()}
         repeats |= one.repeats
     return steps, repeats
@@ -137,11 +144,14 @@ def _needed(phase: PhaseReport) -> tuple[dict[str, int], dict[str, int]]:
 def _what_is_needed(phase: PhaseReport) -> str | None:
     """Which phase is to be longer, or to be repeated, by what its criteria name; None where they name nothing."""
     steps, repeats = _needed(phase)
-    parts = [f"about {count:,} steps for {one_line(name)}" for name, count in steps.items()]
+    rows = too_short(phase) == "rows"
+    parts = [f"{'' if rows else 'about '}{count:,} steps for {one_line(name)}" for name, count in steps.items()]
     parts += [f"{count} repeats of {one_line(name)}" for name, count in repeats.items()]
-    if not parts:
-        return None
-    return f"What was observed is too close to its bound for these runs: {' and '.join(parts)} would say more."
+    text = " and ".join(parts)
+    if rows:
+        known = all(item.needed for item in phase.criteria if item.required and item.open_for == "rows")
+        return f"Only the length is insufficient: validate again with {text}." if text and known else None
+    return f"What was observed is too close to its bound for these runs: {text} would say more." if text else None
 
 
 _LONGER = {
@@ -167,9 +177,9 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
     """The command to type next, about the phase that `step` is about.
 
     Interrupted: resume. GO: use the settings, or read the report. Not GO: the command of the finding that the step is
-    from; else inspect the run that prevents it, or repeat its phase.
+    from; the same validation again where it was disturbed or a veto forbids to trust it; else inspect the run that
+    prevents a GO, or repeat its phase.
     """
-    runbook = shlex.quote(one_line(report.runbook.path))
     if report.decision == "IN_PROGRESS":
         return f"validator report {shell_path(run_dir)}"
     if report.exit_code == ExitCode.INTERRUPTED:
@@ -179,14 +189,17 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
         return chosen if report.recommended.env else f"less {shell_path(run_dir / 'report.md')}"
     if step is not None and step.command:
         return step.command.replace("{run}", shell_path(run_dir))
+    if step is not None and step.name in DISTURBED:
+        return _run_again(report, run_dir)
+    vetoed = any(finding.severity == "veto" for finding in report.findings)
     about = next((phase for phase in report.phases if step is not None and phase.id == step.phase), None)
     phase = about or _blocking_phase(report)
     if phase is None:
         return f"less {shell_path(run_dir / 'report.md')}"
-    if waits_for_bounds(phase):
-        written = Path(report.runbook.path).is_file()
-        edit = f"validator baseline {shell_path(run_dir)} --edit {runbook} --allow-not-go"
-        return edit if written else f"validator init --from-run {shell_path(run_dir)}"
+    if waits_for_bounds(phase) and not vetoed:
+        edit = f"validator baseline {shell_path(run_dir)} --edit {_quoted(report.runbook.path)} --allow-not-go"
+        in_file = not report.runbook.command and Path(report.runbook.path).is_file()
+        return edit if in_file else f"validator init --from-run {shell_path(run_dir)}"
     for run in phase.runs:
         outcome = run.outcome or {}
         ended_well = outcome.get("reason") == "at_steps" or (outcome.get("reason"), outcome.get("rc")) == ("exited", 0)
@@ -194,23 +207,56 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
             return f"tail -n 50 {shell_path(run_dir / run.log)}"
     if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
         return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
-    return f"validator run {runbook} --only {shlex.quote(phase.id)}{_more_steps(phase)}"
+    others, sets = _more_steps(phase)
+    return _run_again(report, run_dir, sets) if vetoed else _run_again(report, run_dir, sets, (phase.id, *others))
 
 
-def _more_steps(phase: PhaseReport) -> str:
-    """The steps, or repeats, that would decide it; else twice as many: as many as before would be too few again."""
+def _run_again(
+    report: ValidationReport, run_dir: Path, sets: Mapping[str, int] | None = None, only: Sequence[str] = ()
+) -> str:
+    """The command that was typed, with everything that it was given; `sets` takes the place of its own settings.
+
+    Args:
+        sets: a setting as `--set` has it, to its value.
+        only: the phases to run; those that were chosen, by default.
+    """
+    book, sets = report.runbook, sets or {}
+    out = shell_path(run_dir.absolute().parent)
+    words = ["validator run", *(() if out == "reports" else ("--out", out))]
+    if book.command:
+        end = book.command.index("--") if "--" in book.command else 0
+        steps = next((value for name, value in sets.items() if name.endswith(".steps")), None)
+        typed = dict(zip(book.command[:end:2], book.command[1:end:2], strict=False))
+        typed |= {"--steps": str(steps)} if steps else {}
+        options = [word for pair in typed.items() for word in pair]
+        return " ".join((*words, *map(_quoted, (*options, *book.command[end:]))))
+    kept = [one for one in book.overrides if one.partition("=")[0].strip().removeprefix("phases.") not in sets]
+    pairs = [("--only", one) for one in only or book.only]
+    pairs += [] if only else [("--skip", one) for one in book.skip]
+    pairs += [("--set", one) for one in (*kept, *(f"{name}={value}" for name, value in sets.items()))]
+    return " ".join((words[0], _quoted(book.path), *words[1:], *(f"{name} {_quoted(one)}" for name, one in pairs)))
+
+
+def _quoted(text: str) -> str:
+    """A word as a shell takes it, on one line."""
+    return shlex.quote(one_line(text))
+
+
+def _more_steps(phase: PhaseReport) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The steps, or repeats, that would decide it, and the other phases that they are of.
+
+    Where they are not known, twice as many: as many as before would be too few again.
+    """
     needed, repeats = _needed(phase)
-    settings = [f"{name}.steps={count}" for name, count in needed.items()]
-    settings += [f"{name}.repeats={count}" for name, count in repeats.items()]
-    if settings and not any("steps.done" in criterion.text for criterion in phase.criteria):
-        others = dict.fromkeys(name for name in (*needed, *repeats) if name != phase.id)
-        words = [*(f"--only {shlex.quote(one)}" for one in others), *(f"--set {shlex.quote(one)}" for one in settings)]
-        return f" {' '.join(words)}"
-    steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
+    settings = {f"{name}.steps": count for name, count in needed.items()}
+    settings |= {f"{name}.repeats": count for name, count in repeats.items()}
     counted = any("steps.done" in criterion.text for criterion in phase.criteria)
+    if settings and not counted:
+        return tuple(dict.fromkeys(name for name in (*needed, *repeats) if name != phase.id)), settings
+    steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
     if too_short(phase) is None or counted or not steps or not isinstance(steps[-1], float):
-        return ""
-    return f" --set {shlex.quote(phase.id)}.steps={2 * round(steps[-1])}"
+        return (), {}
+    return (), {f"{phase.id}.steps": 2 * round(steps[-1])}
 
 
 def _blocking_phase(report: ValidationReport) -> PhaseReport | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from validator.model.runbook import Runbook
+from validator.model.runbook import Runbook, TrainingPhase
 from validator.runbook.build import Built, build
 from validator.runbook.document import node_at, parse
 from validator.runbook.meaning import check_groups, check_meaning
@@ -25,7 +25,8 @@ class LoadedRunbook(NamedTuple):
     """A valid runbook with its source: `sha256` is that of the file's bytes, `overrides` are the `--set` texts.
 
     `warnings` say why its decision can never be GO, or what is probably not meant; it can be run nevertheless. `absent`
-    is what this machine lacks to start the trainer: a warning where it is only checked.
+    is what this machine lacks to start the trainer: a warning where it is only checked. `written_steps` are those in
+    the file of each phase whose steps an override changed.
     """
 
     runbook: Runbook
@@ -35,6 +36,7 @@ class LoadedRunbook(NamedTuple):
     overrides: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
     absent: tuple[Problem, ...] = ()
+    written_steps: dict[str, int] = {}  # noqa: RUF012 - nothing changes it
 
 
 Check = Callable[[Built, Runbook], Iterable[Problem]]
@@ -73,6 +75,7 @@ def load(
             *check_mistakes(built, runbook),
         ),
         absent=tuple(built.problem(("trainer", key), message, fix) for key, message, fix in missing),
+        written_steps=_written_steps(text, runbook) if overrides else {},
     )
 
 
@@ -112,6 +115,18 @@ def _checked(
     if problems or built.runbook is None:
         raise RunbookError(problems)
     return built, built.runbook
+
+
+def _written_steps(text: str, runbook: Runbook) -> dict[str, int]:
+    """Steps in the text of each phase whose steps are others in the runbook, by the phase's id."""
+    root, _ = parse(text, file="")
+    steps: dict[str, int] = {}
+    for index, phase in enumerate(runbook.phases if root is not None else ()):
+        node = None if root is None else node_at(root, ("phases", index, "steps"))
+        written = None if node is None else node.value
+        if isinstance(phase, TrainingPhase) and isinstance(written, int) and written != phase.steps:
+            steps[phase.id] = written
+    return steps
 
 
 def _read_bytes(file: Path) -> bytes:

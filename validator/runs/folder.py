@@ -112,6 +112,10 @@ class Header(Frozen):
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     fail_fast: bool = False
+    command: tuple[str, ...] = Field((), description="Of `run -- COMMAND`: the options, `--` and the command.")
+    written_steps: dict[str, int] = Field(
+        default_factory=dict, description="Steps in the runbook's file of each phase whose steps an override changed."
+    )
     cwd: str
     python: str
     pid: int
@@ -154,6 +158,7 @@ class RunFolder:
         only: Sequence[str],
         skip: Sequence[str],
         fail_fast: bool = False,
+        command: Sequence[str] = (),
     ) -> RunFolder:
         """A new folder `<UTC time>-<runbook>-<host>-<id>` below `parent`, with its header and the runbook's source.
 
@@ -172,6 +177,8 @@ class RunFolder:
             only=tuple(only),
             skip=tuple(skip),
             fail_fast=fail_fast,
+            command=tuple(command),
+            written_steps=loaded.written_steps,
             cwd=str(Path.cwd()),
             python=python,
             **this_runner().model_dump(),

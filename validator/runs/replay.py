@@ -36,7 +36,7 @@ def pending(folder: RunFolder, records: Sequence[PhaseRecord]) -> ValidationReco
     runbook = folder.header.runbook
     rest = tuple(PhaseRecord(phase=phase, state="pending") for phase in runbook.phases[len(records) :])
     phases = (*records, *rest)
-    return ValidationRecord(runbook, phases, environment=folder.load_environment(), last_go=folder.load_last_go())
+    return _record(folder, phases, folder.load_environment())
 
 
 def reconstruct(folder: RunFolder) -> ValidationRecord:
@@ -55,7 +55,12 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
     runbook = folder.header.runbook
     phases = tuple(phase_record(folder, phase, events, alive=alive) for phase in runbook.phases)
     environment = {**folder.load_environment(), **_unverified(phases, events)}
-    return ValidationRecord(runbook, phases, environment=environment, last_go=folder.load_last_go())
+    return _record(folder, phases, environment)
+
+
+def _record(folder: RunFolder, phases: tuple[PhaseRecord, ...], environment: Mapping[str, Any]) -> ValidationRecord:
+    header = folder.header
+    return ValidationRecord(header.runbook, phases, environment, folder.load_last_go(), header.written_steps)
 
 
 def _unverified(phases: Sequence[PhaseRecord], events: Sequence[Event]) -> dict[str, str]:

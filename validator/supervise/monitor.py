@@ -180,7 +180,8 @@ class Progress:
     `step_time_s` its time of a step in seconds;
     `mem_mib` the GPU memory allocated on rank 0; `heartbeat_age_s` the longest silence of any rank; `eta_s` the time
     to the last step at the pace observed lately, by this process's own clock and never the trainer's claim. Where nodes
-    train alone, `nodes` says how far each is, and `step` is that of the slowest.
+    train alone, `nodes` says how far each is, and `step` is that of the slowest. `overdue_s` is the time since the last
+    step where the next one has been due for long; then there is no `eta_s`.
     """
 
     run: str
@@ -196,6 +197,7 @@ class Progress:
     note: str | None = None
     step_time_s: float | None = None
     nodes: str = ""
+    overdue_s: float | None = None
 
 
 _LOOK_S = 1.0
@@ -353,4 +355,5 @@ class Monitor:
             note=silence.message if silence is not None else None,
             step_time_s=latest.get("step_time_s"),
             nodes=live_text(self.follower.nodes),
+            overdue_s=self.pace.overdue_s(self._spec.steps, now),
         )

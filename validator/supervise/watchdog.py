@@ -21,6 +21,9 @@ from validator.stats.means import FEW_LOSSES, ROUNDED_NORM, fell, says_nsa
 from validator.supervise.follow import Record
 from validator.text import format_duration
 
+OVERDUE, OVERDUE_S = 10, 10.0
+"""Times the usual time between two signs of progress, and at least these seconds, after which a step is overdue."""
+
 BUSY_PATIENCE = 4.0
 """A silent run that is busy may be silent this many times longer: a live-lock spins just as a long step does."""
 
@@ -208,10 +211,18 @@ class Pace:
         return sum(elapsed for elapsed, _ in self._steps) / steps if steps else None
 
     def eta_s(self, steps: int | None, now: float) -> float | None:
-        """Seconds to the last of `steps` steps at the pace observed lately; None while there is none."""
-        if steps is None or self.step is None or self.step_s is None:
+        """Seconds to the last of `steps` steps at the pace observed lately; None while there is none, or it is past."""
+        if steps is None or self.step is None or self.step_s is None or self.overdue_s(steps, now) is not None:
             return None
-        return max(0.0, (steps - self.step) * self.step_s - self.silence(now)) if steps > self.step else 0.0
+        left = (steps - self.step) * self.step_s - self.silence(now)
+        return left if left > 0 else 0.0 if steps <= self.step else None
+
+    def overdue_s(self, steps: int | None, now: float) -> float | None:
+        """Seconds since the last step where one of `steps` has been due for long: then the pace is known no more."""
+        if self.report_s is None or (steps is not None and self.step is not None and self.step >= steps):
+            return None
+        silence = self.silence(now)
+        return silence if silence > max(OVERDUE_S, OVERDUE * self.report_s) else None
 
     def silence(self, now: float) -> float:
         """Seconds since the step last advanced, or since the start."""

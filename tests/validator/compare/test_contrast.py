@@ -57,7 +57,7 @@ def test_a_gained_veto_or_a_lost_pass_is_worse_whatever_the_rate() -> None:
     a = _side(criteria={"baseline.1": verdict("baseline.1", "PASS")})
     failed = contrast(a, _side("b", 130, criteria={"baseline.1": verdict("baseline.1", "FAIL")}))
     assert failed.verdict == "worse"
-    assert "baseline.1 passed and now is FAIL" in failed.message
+    assert "baseline (x.mean > 1) passed and now is FAIL" in failed.message
     optional = _side("b", criteria={"baseline.1": verdict("baseline.1", "FAIL", required=False)})
     assert contrast(a, optional).verdict == "no_difference"
 
@@ -99,7 +99,7 @@ def test_a_phase_that_both_ran_and_that_leaves_criteria_alone_is_in_common() -> 
         side("a", cells={}, criteria=passed),
         side("b", cells={}, criteria=passed | {"same.same": verdict("same.same", "FAIL")}),
     )
-    assert (worse.verdict, "same.same passed and now is FAIL" in worse.message) == ("worse", True)
+    assert (worse.verdict, "same (x.mean > 1) passed and now is FAIL" in worse.message) == ("worse", True)
 
 
 def _times(*seconds: float) -> tuple[RunReport, ...]:

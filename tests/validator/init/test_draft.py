@@ -260,6 +260,24 @@ def test_a_watch_ends_at_its_time_however_long_a_look_takes() -> None:
         assert resting.cancel.requested is over
 
 
+def test_a_watch_asks_for_the_end_once_though_several_things_say_that_it_is_over() -> None:
+    """A second request is one that waits for nothing: the command counted as interrupted by its user."""
+    over = SimpleNamespace(
+        **{"cancel": CancelToken(), "seconds": 45.0, "next_s": 0.0, "logs_s": math.inf, "before": {}, "steps": []},
+        feed=SimpleNamespace(take=lambda: None),
+        best=lambda: SimpleNamespace(last_step=5, complete=False),
+        _enough=lambda *_: True,
+        _writes_outside=lambda _: True,
+    )
+    for _ in range(2):
+        _TrialWatch.look(cast("Any", over), cast("Any", SimpleNamespace(elapsed_s=50.0)))
+        over.seconds, over.next_s = math.inf, 0.0
+    assert (over.cancel.requested, over.cancel.urgent) == (True, False)
+    over.cancel = CancelToken()
+    _TrialWatch.look(cast("Any", over), cast("Any", SimpleNamespace(elapsed_s=44.0)))
+    assert (over.cancel.requested, over.cancel.urgent) == (True, False)
+
+
 def test_of_several_run_folders_the_last_counts(tmp_path: Path) -> None:
     for name in ("20261123T060000Z-a", "20261123T070000Z-a"):
         (tmp_path / name).mkdir()

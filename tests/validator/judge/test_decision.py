@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from validator.errors import ExitCode
-from validator.judge.decision import decide, recommend, settled
+from validator.judge.decision import decide, extension_of, recommend, settled
 from validator.judge.phase import judge_phase
 from validator.model.record import PhaseRecord, ValidationRecord
 from validator.model.verdict import (
@@ -16,6 +16,7 @@ from validator.model.verdict import (
     Check,
     ComparedArm,
     Finding,
+    Needed,
     PhaseReport,
     RemedyReport,
     Status,
@@ -276,3 +277,47 @@ def test_a_remedy_of_a_phase_that_is_not_required_stays_a_sentence(required: boo
     found = recommend([failed], runbook=book)
     assert found.env == env
     assert "validate again with it" in found.because[0]
+
+
+def test_what_else_is_open_is_named_by_what_it_asks() -> None:
+    """`Also baseline.2, baseline.3.` means nothing to who has not read result.json."""
+    report = judge_one("toks_per_s.mean >= 999", "toks_per_s.mean >= 998", "loss.last <= 0.1", "steps.done >= 301")
+    assert report.message.endswith(". Also: toks_per_s.mean >= 998; loss.last <= 0.1; steps.done >= 301.")
+    assert "baseline." not in report.message
+    many = judge_one(*(f"toks_per_s.mean >= {bound}" for bound in range(901, 907)))
+    assert many.message.endswith("; toks_per_s.mean >= 904; 2 more.")
+    long = judge_one("toks_per_s.mean >= 999", "toks_per_s.mean >= 9 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11)")
+    assert long.message.endswith(" + 9 +….")
+
+
+@pytest.mark.parametrize(
+    ("written", "accept", "status"),
+    [
+        (400, "loss.last <= 2.9", "INCONCLUSIVE"),
+        (400, "loss.last <= 3.1", "PASS"),  # earlier than asked
+        (200, "loss.last <= 2.9", "FAIL"),  # with more steps
+        (400, "loss.last < loss.first - 9", "FAIL"),  # of the same run
+        (400, "loss.max <= 2.9", "FAIL"),
+        (400, "toks_per_s.mean >= 999", "FAIL"),
+    ],
+)
+def test_a_bound_on_the_end_of_a_curve_is_for_the_steps_of_the_runbook(written: int, accept: str, status: str) -> None:
+    """300 steps were judged by a bound from 400: "0.7008 is not at most 0.668", and no known cause."""
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300, "accept": [accept]})
+    record = PhaseRecord(book.phases[0], "done", (run_record("baseline"),))
+    whole = ValidationRecord(book, (record,), written_steps={"baseline": written})
+    report = judge_phase(record, validation=whole, judged={})
+    found = verdict(report, "1")
+    assert (found.status, report.status) == (status, status)
+    if status == "INCONCLUSIVE":
+        assert "for the 400 steps that the runbook has, and this run had 300" in found.message
+        assert found.needed == Needed(steps={"baseline": 400})
+        assert extension_of(record, report, runbook=book) is None, "repeats of 300 steps would not decide it"
+
+
+def test_a_curve_without_an_end_fails_at_any_length() -> None:
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300, "accept": ["loss.last <= 2.9"]})
+    ends = result(series={"loss": series("loss", [*np.linspace(5, 3, 299), np.nan])})
+    record = PhaseRecord(book.phases[0], "done", (run_record("baseline", found=ends),))
+    whole = ValidationRecord(book, (record,), written_steps={"baseline": 400})
+    assert judge_phase(record, validation=whole, judged={}).status == "FAIL"

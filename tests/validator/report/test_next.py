@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,14 @@ def test_what_is_open_for_another_reason_is_explained_by_what_was_noticed() -> N
 @pytest.mark.parametrize(
     ("report", "more"),
     [
-        (too_short("rows"), " --set baseline.steps=600"),
-        (too_short(None), ""),
-        (too_short("rows", declared="steps.done == 300"), ""),
+        (too_short("rows"), "baseline.steps=600"),
+        (too_short(None), "baseline.steps=300"),
+        (too_short("rows", declared="steps.done == 300"), "baseline.steps=300"),
     ],
 )
 def test_the_next_command_does_not_ask_for_the_same_again(report: ValidationReport, more: str) -> None:
-    assert next_command(report, Path("x")) == f"validator run runbooks/smoke_cpu.yaml --only baseline{more}"
+    command = f"validator run runbooks/smoke_cpu.yaml --only baseline --set {more}"
+    assert next_command(report, Path("reports/x")) == command
 
 
 def test_the_next_step_names_the_phase_that_is_too_short() -> None:
@@ -91,8 +93,82 @@ def test_the_next_step_names_the_phase_that_is_too_short() -> None:
     report = report.model_copy(update={"phases": (phase.model_copy(update={"criteria": criteria}),)})
     step = build_page(report).next_step
     assert "about 1,200 steps for warm-base" in step.value
-    command = "validator run runbooks/smoke_cpu.yaml --only baseline --only warm-base --set warm-base.steps=1200"
-    assert next_command(report, Path("x"), step) == command
+    command = (
+        "validator run runbooks/smoke_cpu.yaml --only baseline --only warm-base --set baseline.steps=300 "
+        "--set warm-base.steps=1200"
+    )
+    assert next_command(report, Path("reports/x"), step) == command
+
+
+def test_a_run_that_was_made_shorter_is_to_have_all_its_steps() -> None:
+    report = too_short("rows", declared="loss.last <= 0.668")
+    (phase,) = report.phases
+    short = phase.criteria[1].model_copy(update={"needed": Needed(steps={"baseline": 400})})
+    phase = phase.model_copy(update={"criteria": (phase.criteria[0], short)})
+    step = build_page(report := report.model_copy(update={"phases": (phase,)})).next_step
+    assert step is not None
+    assert step.value == "Only the length is insufficient: validate again with 400 steps for baseline."
+    assert next_command(report, Path("reports/x"), step).endswith(" --only baseline --set baseline.steps=400")
+
+
+def waiting(code: str, severity: str = "warning", **typed: object) -> ValidationReport:
+    """A phase that lacks nothing but its bound, in a run of which something was found."""
+    item = pieces.verdict("b.1", "toks_per_s.mean >= ? tok/s", "INCONCLUSIVE", observed=9.0, message="Still open.")
+    phase = pieces.baseline("INCONCLUSIVE", criteria=(item,))
+    found = Finding(code=code, severity=severity, confidence="high", phase="baseline", message="m", next_step="Fix it.")
+    report = samples.go()
+    book = report.runbook.model_copy(update={"path": "no such/sim.yaml", "overrides": (), **typed})
+    changes = {"decision": "INCONCLUSIVE", "exit_code": 3, "phases": (phase,), "findings": (found,), "runbook": book}
+    return report.model_copy(update=changes)
+
+
+TYPED = ("--steps", "500", "--", "python", "my train.py", "--dt", "0.02")
+
+
+@pytest.mark.parametrize(
+    ("report", "name", "command"),
+    [
+        (
+            waiting("busy-host", command=TYPED),
+            "busy-host",
+            "validator run --steps 500 -- python 'my train.py' --dt 0.02",
+        ),
+        (waiting("unit-mismatch", "veto"), "unit-mismatch", "validator run 'no such/sim.yaml'"),
+        (waiting("missing-evidence", "veto", only=("baseline",)), "missing-evidence", "--only baseline"),
+        (
+            waiting("throttled", overrides=("env.A=b c",)),
+            "throttled",
+            "validator run 'no such/sim.yaml' --set 'env.A=b c'",
+        ),
+        (waiting("host-bound", command=TYPED), "baseline", "validator init --from-run reports/x"),
+    ],
+)
+def test_bounds_come_from_no_run_that_was_disturbed_or_vetoed(
+    report: ValidationReport, name: str, command: str
+) -> None:
+    """The text said to run it again, and the command took bounds from that very run."""
+    step = build_page(report).next_step
+    assert step is not None
+    assert step.name == name
+    assert next_command(report, Path("reports/x"), step).endswith(command)
+
+
+def test_a_disturbed_run_is_repeated_with_everything_that_was_typed() -> None:
+    """A soak of 1,000 steps was proposed again without --set, which is one of 18,000."""
+    report = too_short(None)
+    found = report.findings[0].model_copy(update={"code": "busy-host"})
+    typed = {"overrides": ("soak.steps=1000", "trainer.args.name=it's"), "skip": ("profile",)}
+    book = report.runbook.model_copy(update=typed)
+    report = report.model_copy(update={"findings": (found,), "runbook": book})
+    command = next_command(report, Path("my runs/x"), build_page(report).next_step)
+    given = ["--out", "my runs", "--skip", "profile", "--set", "soak.steps=1000", "--set", "trainer.args.name=it's"]
+    assert shlex.split(command) == ["validator", "run", "runbooks/smoke_cpu.yaml", *given]
+
+
+def test_a_command_that_is_too_short_is_run_again_with_more_steps() -> None:
+    report = too_short("rows")
+    report = report.model_copy(update={"runbook": report.runbook.model_copy(update={"command": TYPED})})
+    assert next_command(report, Path("reports/x")) == "validator run --steps 600 -- python 'my train.py' --dt 0.02"
 
 
 def test_a_go_starts_the_long_run_with_the_settings_that_were_chosen_if_any_were() -> None:

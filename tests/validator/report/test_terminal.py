@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.validator.report import pieces, samples
 from validator.model.plan import PhasePlan, Plan, RunSpec
@@ -107,7 +108,7 @@ def test_a_terminal_that_cannot_show_a_sign_still_gets_the_words() -> None:
     [
         (samples.go(), ". reports/x/recommended.env"),
         (samples.trivial(1), "less reports/x/report.md"),
-        (samples.inconclusive(), "validator run runbooks/smoke_cpu.yaml --only baseline"),
+        (samples.inconclusive(), "validator run runbooks/smoke_cpu.yaml --only baseline --set baseline.steps=300"),
         (samples.in_progress(), "validator report reports/x"),
     ],
 )
@@ -121,10 +122,11 @@ def test_after_a_crash_the_next_command_shows_the_log() -> None:
     assert next_command(only_soak, Path("/a b")) == "tail -n 50 '/a b/runs/soak/r1/logs/stdout.log'"
 
 
-def test_a_veto_alone_leads_to_its_phase() -> None:
+def test_after_a_veto_alone_the_same_is_run_again() -> None:
     veto = Finding(code="x", severity="veto", confidence="high", phase="sanity", message="m", next_step="n")
     report = samples.go().model_copy(update={"decision": "NO_GO", "findings": (veto,)})
-    assert next_command(report, Path("reports/x")) == "validator run runbooks/smoke_cpu.yaml --only sanity"
+    again = "validator run runbooks/smoke_cpu.yaml --set baseline.steps=300"
+    assert next_command(report, Path("reports/x")) == again
 
 
 # -- observers --------------------------------------------------------------------------------------------------------
@@ -157,6 +159,19 @@ def progress(**more: object) -> Progress:
 def test_a_line_has_the_time_of_a_step_where_there_is_no_rate() -> None:
     assert "12,840 tok/s" in progress_cells(progress(step_time_s=0.25))
     assert "0.25 s a step" in progress_cells(progress(step_time_s=0.25, toks_per_s=None))
+
+
+def test_a_run_that_hangs_has_no_time_left_but_the_time_without_a_step() -> None:
+    """A trainer that hung was shown with "ETA 0.0 s" until the watchdog's limit."""
+    hung = progress(eta_s=None, overdue_s=70.0)
+    assert progress_cells(hung)[-2:] == ["ETA –", "no step for 1 min 10 s"]
+    screen = Screen()
+    with LiveObserver(stream=screen) as observer:
+        observer.started(PLAN, Path("reports/x"))
+        observer.phase_started(phase("baseline"), PLAN.phases[1])
+        observer.run_progress(hung)
+        Console(file=(drawn := io.StringIO()), width=120).print(observer._render())
+    assert "no step for 1 min 10 s" in drawn.getvalue()
 
 
 def test_plain_lines_make_sense_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ def test_a_sound_runbook_keeps_its_source(tmp_path: Path) -> None:
     assert loaded.runbook.phase("a").steps == 60  # type: ignore[union-attr]
     assert loaded.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     assert loaded.overrides == ("a.steps=60",)
+    assert (loaded.written_steps, load(file).written_steps) == ({"a": 50}, {})
     assert loaded.text.startswith("schema: 1")
 
 

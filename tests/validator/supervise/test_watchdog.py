@@ -204,3 +204,15 @@ def test_the_time_to_the_end_is_computed_from_the_pace() -> None:
     assert (pace.eta_s(50_000, 315) or 0) / 3600 == pytest.approx(1458, rel=0.001)
     assert pace.eta_s(3, 400) == 0
     assert _pace(1).eta_s(10, 2) is None
+
+
+@pytest.mark.parametrize(("every", "due"), [(1, 10), (105, 1050)])
+def test_a_pace_that_no_step_keeps_is_known_no_more(every: int, due: int) -> None:
+    pace = _pace(every, 2 * every, 3 * every)
+    last = 3 * every
+    assert pace.eta_s(50_000, last + due) is not None
+    assert pace.overdue_s(50_000, last + due) is None
+    assert pace.eta_s(50_000, last + due + 1) is None
+    assert pace.overdue_s(50_000, last + due + 1) == due + 1
+    assert pace.eta_s(4, last + every) is None, "not 0 s while a step is missing"
+    assert pace.overdue_s(3, last + due + 1) is None, "nothing is missing"

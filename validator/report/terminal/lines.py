@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from validator.report.elements import status_view
-from validator.text import format_duration, format_quantity, one_line
+from validator.text import MISSING, format_duration, format_quantity, one_line
 
 if TYPE_CHECKING:
     from validator.model.verdict import PhaseReport
@@ -148,7 +148,9 @@ def progress_cells(progress: Progress) -> list[str]:
     if progress.heartbeat_age_s is not None:
         cells.append(f"heartbeat {format_duration(progress.heartbeat_age_s)} ago")
     cells.append(f"elapsed {format_duration(progress.elapsed_s)}")
-    if progress.eta_s is not None:
+    if progress.overdue_s is not None:
+        cells += [f"ETA {MISSING}", f"no step for {format_duration(progress.overdue_s)}"]
+    elif progress.eta_s is not None:
         cells.append(f"ETA {format_duration(progress.eta_s)}")
     return cells
 

@@ -23,7 +23,7 @@ from validator.report.terminal.observer import Observer
 from validator.report.terminal.summary import summary_lines
 from validator.runs.folder import ReportPaths
 from validator.supervise.monitor import Progress
-from validator.text import format_duration, format_number, one_line, plural
+from validator.text import MISSING, format_duration, format_number, one_line, plural
 
 _STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "cyan", "muted": "dim"}
 _STATES = {"running": "green", "starting": "cyan", "slow": "yellow", "stopping": "yellow", "ended": "dim"}
@@ -136,7 +136,7 @@ class LiveObserver(Observer):
             format_number(progress.loss),
             format_number(round(progress.mem_mib) if progress.mem_mib is not None else None),
             _short_time(progress.heartbeat_age_s, waited_s),
-            _short_time(progress.eta_s, -waited_s),
+            MISSING if progress.overdue_s is not None else _short_time(progress.eta_s, -waited_s),
         )
         return Group(table, self._bar(progress))
 
@@ -146,13 +146,15 @@ class LiveObserver(Observer):
         index = self._phase_runs.index(progress.run) if progress.run in self._phase_runs else 0
         share = progress.step / progress.steps if progress.step and progress.steps else 0.0
         runs = f"run {index + 1} of {total}" if total > 1 else ""
+        overdue = progress.overdue_s
+        note = progress.note or ("" if overdue is None else f"no step for {format_duration(overdue)}")
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_row(
             ProgressBar(total=1.0, completed=min(1.0, (index + share) / total), width=36),
             Text(f"{runs}  {format_duration(progress.elapsed_s)}".strip(), "dim"),
             Text(
-                one_line(progress.note or progress.nodes, limit=200),
-                "yellow" if progress.note else "dim",
+                one_line(note or progress.nodes, limit=200),
+                "yellow" if note else "dim",
                 no_wrap=True,
                 overflow="ellipsis",
             ),
