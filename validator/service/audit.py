@@ -6,21 +6,15 @@ from stopping a validation.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
 import re
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
+from validator.files import Tree
 from validator.text import one_line
 from validator.times import iso_now
-
-_MAX_BYTES = 16 << 20
-"""Of a file that is then renamed to `.1`, where it takes the place of the one before."""
 
 _MAX_REFUSED = 60
 """Lines a minute about what was refused: more would drive all others out of the log."""
@@ -53,20 +47,9 @@ class AuditLog:
                 return
         texts = {"who": who, "address": address, "action": action, "object": what, "outcome": outcome}
         shown = {name: _TOKEN.sub("[redacted]", one_line(text, limit=300)) for name, text in texts.items()}
-        line = json.dumps({"time": iso_now(), **shown}).encode() + b"\n"
+        line = json.dumps({"time": iso_now(), **shown})
         try:
-            self._append(line)
+            with Tree(self.path.parent) as tree:
+                tree.append(self.path.name, f"{line}\n".encode(), mode=0o600)
         except OSError as error:
-            sys.stderr.write(f"the audit log cannot be written: {error}: {line.decode()}")
-
-    def _append(self, line: bytes) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            before = os.fstat(file.fileno())
-            if file.write(line) < len(line):
-                os.ftruncate(file.fileno(), before.st_size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            with suppress(FileNotFoundError):  # another server has renamed it, and this line is in the older file
-                if before.st_size > _MAX_BYTES and os.path.samestat(before, self.path.stat()):
-                    self.path.replace(f"{self.path}.1")
+            sys.stderr.write(f"the audit log cannot be written: {error}: {line}\n")

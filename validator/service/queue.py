@@ -23,7 +23,7 @@ from pydantic import Field
 
 from validator.documents import parse_json
 from validator.errors import Unable
-from validator.files import Tree, replacing
+from validator.files import Tree, replace_file
 from validator.history.read import read_entry
 from validator.model.units import Frozen
 from validator.report.terminal.observer import RESULTS_IN
@@ -160,10 +160,7 @@ class RunQueue:
         """A running entry with its folder once that is there, and ended once its runner has."""
         if entry.state != "running" or entry.runner is None:
             return entry
-        alive, log = (
-            entry.runner.alive(),
-            self._log(entry),
-        )  # in this order: what it wrote before it ended is there then
+        alive, log = entry.runner.alive(), self._log(entry)  # first: what it wrote before it ended is there then
         if alive and entry.folder:
             return entry
         said = log.read_text("utf-8", "replace") if log.exists() else ""
@@ -195,8 +192,7 @@ class RunQueue:
                     self._log(one).unlink(missing_ok=True)
                 left = tuple(entries.values())
                 if left != before:
-                    with replacing(self._path, mode=0o600) as file:
-                        file.write(_QueueFile(entries=left).model_dump_json(indent=1).encode())
+                    replace_file(self._path, _QueueFile(entries=left).model_dump_json(indent=1), mode=0o600)
         except ValueError as error:
             raise Unable(f"the queue {self._path} is damaged; move it away, which loses its entries") from error
         except OSError as error:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from validator.documents import parse_json
 from validator.errors import UserError
-from validator.files import Tree, replacing, user_folder
+from validator.files import Tree, replace_file, user_folder
 from validator.model.units import Frozen
 from validator.pipeline.push import private_text
 from validator.times import iso_now
@@ -108,8 +108,8 @@ class Tokens(NamedTuple):
             with Tree(self.path.parent) as tree, tree.locked(f".{self.path.name}.lock", mode=0o600):
                 tokens = list(self.all())
                 yield tokens
-                with replacing(self.path, mode=0o600) as file:
-                    file.write(_TokenList(tokens=tuple(tokens)).model_dump_json(indent=2).encode() + b"\n")
+                text = _TokenList(tokens=tuple(tokens)).model_dump_json(indent=2)
+                replace_file(self.path, f"{text}\n", mode=0o600)
         except OSError as error:
             raise UserError(f"--token-file {self.path} cannot be written: {error.strerror}") from error
 
