@@ -60,7 +60,7 @@ _CHUNK_FILES = 100
 
 _ANSWER_S = 60.0
 _MAX_ANSWER = 64 << 10
-_MAX_TOKEN = 4 << 10
+_MAX_PRIVATE = 1 << 20
 _ATTEMPTS = 8
 """Requests without progress before it is given up."""
 
@@ -247,7 +247,7 @@ def is_http(url: str) -> bool:
     return whole and parts.username is None and url.isprintable() and " " not in url
 
 
-def private_text(path: Path, option: str, *, limit: int = _MAX_TOKEN) -> str:
+def private_text(path: Path, option: str) -> str:
     """The text of a file that its owner alone may read, or the group of root where it is root's; links that lead to it
     are followed, for it is the operator's.
 
@@ -260,7 +260,7 @@ def private_text(path: Path, option: str, *, limit: int = _MAX_TOKEN) -> str:
             found = tree.stat(path.name)
             if found.st_mode & (0o077 if found.st_uid else 0o037) or found.st_uid not in (os.getuid(), 0):
                 raise UserError(f"{option} {path} is open to other users; chmod 600 {path}")
-            return tree.text(path.name, limit=limit)
+            return tree.text(path.name, limit=_MAX_PRIVATE)
     except OSError as error:
         raise UserError(f"{option} {path} cannot be read: {error.strerror}") from error
 

@@ -150,15 +150,11 @@ class Access:
         self._sessions.pop(digest_of(session), None)
 
 
-def address_of(asked: HTTPConnection) -> str:
-    """The address that a request is from."""
-    return asked.client.host if asked.client else ""
-
-
 def audit(asked: HTTPConnection, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
     """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
     name = who or (asked.scope["visitor"].name if "visitor" in asked.scope else "")
-    asked.scope["audit"].write(who=name, address=address_of(asked), action=action, what=what, outcome=outcome)
+    address = asked.client.host if asked.client else ""
+    asked.scope["audit"].write(who=name, address=address, action=action, what=what, outcome=outcome)
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -173,14 +169,10 @@ def with_cookie(request: Request, response: Response, session: str) -> Response:
     return response
 
 
-FormAction = Callable[[Request, Mapping[str, str]], Response]
-"""What a form does, by its request and its fields; it may block."""
-
-
-def posted(path: str, action: FormAction, *, keyed: bool = True) -> Route:
+def posted(path: str, action: Callable[[Request, Mapping[str, str]], Response], *, keyed: bool = True) -> Route:
     """The route of a form that a page of this service gave to its visitor; any other is answered by 403.
 
-    That of a visitor without a session is not `keyed`.
+    That of a visitor without a session is not `keyed`. `action` gets the request and the fields; it may block.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -204,7 +196,7 @@ def role_for(method: str, path: str) -> Role | None:
     """The role that a request needs, None where none is: what changes anything needs `run`, but for what is here."""
     if path.startswith(("/login", "/static/")):
         return None
-    if _is_push(path):
+    if path.startswith(PUSH):
         return "push"
     reads = method in ("GET", "HEAD") or path == "/logout"
     return "read" if reads and not path.startswith(_RUNS_ALONE) else "run"
@@ -285,13 +277,9 @@ class Guard:
         yield int(headers.get("content-length", 0)) > _limits(scope["path"])[0], 413, "The request is too large."
 
 
-def _is_push(path: str) -> bool:
-    return path == PUSH or path.startswith(f"{PUSH}/")
-
-
 def _limits(path: str) -> tuple[int, float]:
     """Bytes of a body, and seconds within which it has to come."""
-    return (_PUSH_BYTES, _PUSH_S) if _is_push(path) else (MAX_BODY_BYTES, _BODY_S)
+    return (_PUSH_BYTES, _PUSH_S) if path.startswith(PUSH) else (MAX_BODY_BYTES, _BODY_S)
 
 
 def _limited(receive: Receive, left: int, seconds: float) -> Receive:

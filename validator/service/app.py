@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -37,7 +39,8 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
     """The application of an index. `tokens` is None where everybody who reaches it may do everything; `runbooks` is a
     folder of runbooks besides those that are bundled."""
     access = Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
-    live, queue = LiveRuns(index), RunQueue.beside(index.path)
+    host = quote(socket.gethostname(), safe="")  # machines may share the folder, and each has a queue of its own
+    live, queue = LiveRuns(index), RunQueue(index.path.with_suffix(f".{host}.queue.json"))
     feed = Feed(live, queue)
 
     @asynccontextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 from pydantic import Field
 
@@ -85,11 +83,6 @@ class RunQueue:
         self._path = path
         self._child: subprocess.Popen[bytes] | None = None
         self._next_s = float("-inf")
-
-    @classmethod
-    def beside(cls, index: Path) -> RunQueue:
-        """The queue of this machine for the reports folder of an index."""
-        return cls(index.with_name(f"{index.stem}.{quote(socket.gethostname(), safe='')}.queue.json"))
 
     def stamp(self) -> str:
         """A text that changes when the queue does."""

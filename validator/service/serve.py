@@ -30,7 +30,6 @@ from validator.system.host import is_loopback
 _HEADERS_S = 15.0
 _HANDSHAKE_S = 5.0
 _TAKEN_S = 60.0
-_MAX_PEM = 1 << 20
 _TICK_S = 1.0
 """Time between two looks whether the server is to end."""
 
@@ -79,7 +78,7 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     if cert is None or key is None:
         raise UserError("--tls-cert and --tls-key belong together: give both, or neither")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    private_text(key, "--tls-key", limit=_MAX_PEM)
+    private_text(key, "--tls-key")
     try:
         context.load_cert_chain(cert, key, password="")  # without one OpenSSL would ask the terminal
     except OSError as error:
@@ -211,9 +210,8 @@ def serve(
     who = "a token is needed" if tokens else "no token is needed"
     app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))
     sys.stderr.write(f"serving {index.reports} at {at} ({who}); Ctrl-C ends it\n")
-    hooks = [Webhook(url, key, index, address=(public_url or at).rstrip("/")) for url in dict.fromkeys(webhook)]
-    for hook in hooks:
-        hook.start()
+    for url in dict.fromkeys(webhook):
+        Webhook(url, key, index, address=(public_url or at).rstrip("/")).start()
     make_server(app, tls).run(sockets=[made])
     os._exit(0)  # threads that still read or judge would be waited for, and what they write survives a kill
 

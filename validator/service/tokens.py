@@ -23,10 +23,6 @@ from validator.times import iso_now
 Role = Literal["read", "push", "run"]
 
 
-_PREFIX = "vt_"
-_MAX_BYTES = 1 << 20
-
-
 class Token(Frozen):
     """One token. `sha256` is that of its text, which has 256 random bits, so that no slower hash is needed."""
 
@@ -65,7 +61,7 @@ class Tokens(NamedTuple):
         """
         if not os.path.lexists(self.path):
             return ()
-        text = private_text(self.path, "--token-file", limit=_MAX_BYTES)
+        text = private_text(self.path, "--token-file")
         try:
             return _TokenList.model_validate(parse_json(text.encode())).tokens
         except ValueError as error:
@@ -78,7 +74,7 @@ class Tokens(NamedTuple):
         Raises:
             UserError: when the name is taken or not one, or the file cannot be written.
         """
-        text = _PREFIX + secrets.token_urlsafe(32)
+        text = "vt_" + secrets.token_urlsafe(32)
         try:
             made = Token(name=name, role=role, sha256=digest_of(text), created=iso_now("seconds"))
         except ValidationError as error:
