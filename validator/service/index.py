@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import threading
@@ -194,7 +193,7 @@ class RunIndex:
         """The path of a folder that the index knows, and of no other: the only way from an address to a file."""
         with self._asked():
             if folder not in self._names:
-                self._looked = -math.inf  # the queue names a run as soon as it starts
+                self._looked = float("-inf")  # the queue names a run as soon as it starts
                 self.refresh()
             known = self._watched.get(folder) or self.entry(folder) is not None
             return self.reports / folder if known else None

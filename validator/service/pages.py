@@ -180,8 +180,6 @@ def ask_token(request: Request) -> Response:
 def log_in(request: Request, form: Mapping[str, str]) -> Response:
     """Begin a session; a wrong token gets the form again."""
     access, target = service_of(request).access, inner_path(form.get("next", "/"))
-    if access.tokens is None:
-        return to(target)
     token = access.checked(form.get("token", ""), request)
     if token is None or not token.allows("read"):
         if token is not None:

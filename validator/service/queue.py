@@ -129,8 +129,7 @@ class RunQueue:
             held = holders()
         except OSError as error:
             return str(error)
-        name = next((name for name in entry.locks if name in held), None)
-        return "" if name is None else str(LockHeld(name, held[name])).partition("; wait")[0]
+        return next((str(LockHeld(one, held[one])).partition("; wait")[0] for one in entry.locks if one in held), "")
 
     def step(self) -> None:
         """Notice what has ended, and start the next entry where the machine is free."""

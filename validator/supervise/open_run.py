@@ -124,11 +124,9 @@ class OpenRun:
             self._cells = dict(zip(names, cells, strict=False))
         gpus = sorted(int(found[1]) for name in self._cells if (found := _INDEX.fullmatch(name)))
         age_s = time.time() - (parse_number(self._cells.get("ts", "")) or time.time())
-        return MachineSample(
-            tuple(self._quantities("", _HOST)) if self._cells else (),
-            tuple((index, tuple(self._quantities(f"gpu{index}_", _GPU))) for index in gpus),
-            f"{format_duration(age_s)} ago" if age_s > _OLD_S else "",
-        )
+        host = tuple(self._quantities("", _HOST)) if self._cells else ()
+        of_gpus = tuple((index, tuple(self._quantities(f"gpu{index}_", _GPU))) for index in gpus)
+        return MachineSample(host, of_gpus, f"{format_duration(age_s)} ago" if age_s > _OLD_S else "")
 
     def _quantities(self, prefix: str, columns: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for label, name in columns.items():
@@ -179,7 +177,8 @@ class OpenRun:
 def _last_lines(data: bytes, mask: Mask) -> str:
     """The last whole lines of a piece of a log as text; of a bar that is redrawn in place, what it shows now."""
     data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].removesuffix(b"\n")
-    data = data[max(0, len(data.rsplit(b"\n", LOG_LINES)[0]) - _BEFORE_BYTES) :]  # most of a look's time is the mask's
+    before = b"\n".join(data.split(b"\n")[:-LOG_LINES])
+    data = data[max(0, len(before) - _BEFORE_BYTES) :]  # each line that is masked costs time
     lines = mask.block(data).decode("utf-8", "replace").split("\n")
     # Where lines became one, those before them are not shown instead: they may be the end of a key themselves.
     count = LOG_LINES - (data.count(b"\n") + 1 - len(lines))
