@@ -213,15 +213,16 @@ class Tree:
                 written = os.pwrite(fd, rest, at)
                 rest, at = rest[written:], at + written
 
-    def append(self, relative: str | PurePath, data: bytes) -> None:
+    def append(self, relative: str | PurePath, data: bytes, *, mode: int = 0o666) -> None:
         """Add to a regular file's end, and make it where there is none; neither links nor FIFOs are written to.
 
         Raises:
             Unreadable: when something else is there.
-            OSError: when it cannot be written.
+            OSError: when it cannot be written, or not all of it.
         """
-        with self._writing(relative, os.O_APPEND) as fd:
-            os.write(fd, data)
+        with self._writing(relative, os.O_APPEND, mode=mode) as fd:
+            if os.write(fd, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     @contextmanager
     def locked(self, relative: str | PurePath, *, mode: int = 0o666) -> Iterator[None]:
@@ -420,9 +421,9 @@ def replacing(path: Path, *, mode: int = 0o666, keep_stat: bool = False) -> Iter
         os.close(folder)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Replace a file's text by `replacing`."""
-    with replacing(path) as file:
+    with replacing(path, mode=mode) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from tests.processes import python
-from tests.validator.service.test_tls import make_pair
 from validator.nightly.schedule import serve_unit
 
 PAGE = Path(__file__).parents[2] / "docs" / "service_proxy.md"
@@ -98,6 +97,15 @@ def test_systemd_accepts_the_unit_and_its_stricter_form(tmp_path: Path, monkeypa
             ("systemd-analyze", "verify", "--man=no", unit), capture_output=True, text=True, check=False, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def make_pair(folder: Path) -> tuple[Path, Path]:
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    named = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    subprocess.run((*made, *named, "-keyout", key, "-out", cert), check=True, capture_output=True, timeout=60)
+    key.chmod(0o600)
+    return cert, key
 
 
 @pytest.mark.skipif(not (shutil.which("nginx") and shutil.which("openssl")), reason="needs nginx and openssl")

@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from validator.files import Tree
 from validator.service import api
-from validator.service.app import make_app
 from validator.service.index import RunIndex
+from validator.service.serve import make_app
 
 __all__ = ["ApiCase", "ask", "every_page", "play_requests"]
 

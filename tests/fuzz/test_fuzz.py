@@ -15,8 +15,8 @@ from tests.fuzz.oracle import is_damaged
 from tests.fuzz.runbooks import play_runbook, sources
 from tests.fuzz.service import play_requests
 from tests.validator.history.folders import make_run
-from validator.service.app import make_app
 from validator.service.index import RunIndex
+from validator.service.serve import make_app
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,6 @@ _ALLOWED = {
     "bisect/side.py": "a config that the operator names, read as YAML by parse_yaml",
     "bisect/work.py": "a folder that the command has just made",
     "kinds/storage.py": "the disk that it measures, /proc, and what its own process printed",
-    "service/audit.py": "its own log, added to under a lock",
     "service/queue.py": "the queue in the user's own state folder, and the operator's own runbook",
     "supervise/lock.py": "the private folder of locks",
     "runs/journal.py": "the journal of this runner, which it holds",

@@ -16,12 +16,8 @@ from validator.commands.common import AsJson, example, print_json, reported
 def command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that has a decision.")],
     to: Annotated[str, typer.Option("--to", metavar="URL", help="Address of a `validator serve`.")],
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File that holds a token; else VALIDATOR_TOKEN does.")
-    ] = None,
-    ca_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificates to trust, in place of the system's.")
-    ] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The token; else VALIDATOR_TOKEN.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificates to trust alone.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Hand in a run folder to a service on another machine; a push that broke continues where it stopped."""

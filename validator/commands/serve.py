@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,27 +11,17 @@ import typer
 from validator.commands.common import example, fail, reported
 from validator.errors import ExitCode
 
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")
-
 
 def _option(metavar: str, help_: str) -> Any:
     return typer.Option(metavar=metavar, help=help_)
 
 
-@example(
-    "validator serve", "validator token add me --role run && validator serve --listen 0.0.0.0:8700 --reports reports"
-)
+@example("validator serve", "validator token add me --role run && validator serve --listen 0.0.0.0:8700")
 def command(
     reports: Annotated[Path, _option("DIR", "Folder of the run folders.")] = Path("reports"),
-    listen: Annotated[
-        str, _option("ADDRESS:PORT", "Where to listen; any address but loopback needs tokens.")
-    ] = "127.0.0.1:8700",
+    listen: Annotated[str, _option("ADDRESS:PORT", "Where; all but loopback needs tokens.")] = "127.0.0.1:8700",
     token_file: Annotated[Path | None, _option("FILE", "Ask for a token of this file, on loopback as well.")] = None,
-    tls_cert: Annotated[Path | None, _option("FILE", "Certificate in PEM: speak TLS.")] = None,
-    tls_key: Annotated[Path | None, _option("FILE", "The certificate's key.")] = None,
-    runbooks: Annotated[
-        Path | None, _option("DIR", "Folder of runbooks to start; ./runbooks where there is one.")
-    ] = None,
+    runbooks: Annotated[Path | None, _option("DIR", "Runbooks to start; ./runbooks where there is one.")] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run folder again.")] = False,
     webhook: Annotated[list[str] | None, _option("URL", "Post each decision there, signed. Repeatable.")] = None,
     webhook_secret: Annotated[Path | None, _option("FILE", "The key of the signatures, of mode 600.")] = None,
@@ -40,12 +29,13 @@ def command(
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit of this command.")] = False,
 ) -> None:
     """Serve the run folders as pages: what runs now, past runs, the fleet, starts; with an API and metrics."""
-    missing = [name.replace("_", "-") for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        what = f"validator serve needs {', '.join(missing)}: pip install 'training-validator[serve]'"
-        raise fail(what, as_json=False, code=ExitCode.UNABLE)
     from validator.nightly.schedule import serve_unit
-    from validator.service.serve import serve, tls_context
+
+    try:
+        from validator.service.serve import serve
+    except ModuleNotFoundError as error:
+        what = f"validator serve needs {error.name}: pip install 'training-validator[serve]'"
+        raise fail(what, as_json=False, code=ExitCode.UNABLE) from error
 
     with reported():
         if print_unit:
@@ -53,5 +43,4 @@ def command(
             return
         hooks: dict[str, Any] = {"webhook": webhook or (), "webhook_secret": webhook_secret, "public_url": public_url}
         own = Path("runbooks") if runbooks is None and Path("runbooks").is_dir() else runbooks
-        tls = tls_context(tls_cert, tls_key)
-        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, runbooks=own, tls=tls, **hooks)
+        serve(reports, listen=listen, token_file=token_file, rebuild=rebuild, runbooks=own, **hooks)

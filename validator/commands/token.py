@@ -12,10 +12,7 @@ from validator.commands.common import AsJson, command_group, print_json, reporte
 command = command_group("Make, list and revoke the tokens of `validator serve`; only their hashes are stored.")
 
 TokenName = Annotated[str, typer.Argument(metavar="NAME", help="The token's name: who or what uses it.")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="The tokens' file; ~/.config/validator/tokens.json when left out."),
-]
+TokenFile = Annotated[Path | None, typer.Option(metavar="FILE", help="In place of ~/.config/validator/tokens.json.")]
 
 
 @command.command(epilog="Example: validator token add grafana --role read")

@@ -60,7 +60,7 @@ _CHUNK_FILES = 100
 
 _ANSWER_S = 60.0
 _MAX_ANSWER = 64 << 10
-_MAX_TOKEN = 4 << 10
+_MAX_PRIVATE = 1 << 20
 _ATTEMPTS = 8
 """Requests without progress before it is given up."""
 
@@ -185,14 +185,6 @@ def first_message(error: ValidationError) -> str:
 # The sender.
 
 
-class PushRefused(UserError):
-    """The service does not take this run; the message has its reason."""
-
-
-class _Broken(Exception):
-    """A request that failed, and may succeed when it is repeated."""
-
-
 @dataclass(frozen=True)
 class Destination:
     """The service that gets the results. `token` is empty for one that needs none."""
@@ -247,7 +239,7 @@ def is_http(url: str) -> bool:
     return whole and parts.username is None and url.isprintable() and " " not in url
 
 
-def private_text(path: Path, option: str, *, limit: int = _MAX_TOKEN) -> str:
+def private_text(path: Path, option: str) -> str:
     """The text of a file that its owner alone may read, or the group of root where it is root's; links that lead to it
     are followed, for it is the operator's.
 
@@ -260,7 +252,7 @@ def private_text(path: Path, option: str, *, limit: int = _MAX_TOKEN) -> str:
             found = tree.stat(path.name)
             if found.st_mode & (0o077 if found.st_uid else 0o037) or found.st_uid not in (os.getuid(), 0):
                 raise UserError(f"{option} {path} is open to other users; chmod 600 {path}")
-            return tree.text(path.name, limit=limit)
+            return tree.text(path.name, limit=_MAX_PRIVATE)
     except OSError as error:
         raise UserError(f"{option} {path} cannot be read: {error.strerror}") from error
 
@@ -280,7 +272,7 @@ def push(root: Path, to: Destination, *, say: Callable[[str], None], limit_s: fl
 
     Raises:
         FolderError: when it is no run folder, still runs, has no decision, or holds what cannot be pushed.
-        PushRefused: when the service does not take this run.
+        UserError: when the service does not take this run.
         Unable: when the service cannot be reached, refuses the token, or has no room.
     """
     root, manifest, left_out = _described(root)
@@ -297,7 +289,7 @@ def push(root: Path, to: Destination, *, say: Callable[[str], None], limit_s: fl
                     found = _ask(connection, to, "PUT", place, _chunk(root, manifest, found))
             except ssl.SSLCertVerificationError as error:
                 raise Unable(f"{to.url}: {error.verify_message}; --ca-file names certificates to trust") from error
-            except (OSError, http.client.HTTPException, _Broken) as error:
+            except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 found, why = None, clean(str(error) or type(error).__name__, limit=300)
             failures += 1
@@ -326,7 +318,8 @@ def _described(root: Path) -> tuple[Path, Manifest, int]:
 
 
 def _ask(connection: http.client.HTTPConnection, to: Destination, method: str, place: str, body: bytes) -> Receipt:
-    """What the service answers to the manifest, or to a piece of the files; raises as `push` does, or _Broken."""
+    """What the service answers to the manifest, or to a piece of the files; raises as `push` does, or
+    HTTPException for what may succeed when it is repeated."""
     headers = {"authorization": f"Bearer {to.token}"} if to.token else {}
     if connection.sock is None:
         connection.connect()
@@ -345,10 +338,10 @@ def _ask(connection: http.client.HTTPConnection, to: Destination, method: str, p
     if status == 507:
         raise Unable(f"{to.url}: {why}")
     if method == "POST" and status in _REFUSED:
-        raise PushRefused(f"{to.url} does not take this run: {why}")
+        raise UserError(f"{to.url} does not take this run: {why}")
     if method == "POST" and status < 408:
         raise Unable(f"{to.url} is not a service of validator ({why}); look at the address")
-    raise _Broken(why)
+    raise http.client.HTTPException(why)
 
 
 def _chunk(root: Path, manifest: Manifest, at: Receipt) -> bytes:

@@ -1,8 +1,9 @@
-"""Who may do what, and how much: the part of the service that sees each request before any page does.
+"""Who may do what, and how much, and who did: the part of the service that sees each request before any page does.
 
 Without tokens the service listens on loopback alone, and answers only to names of this machine, so that no page of
 another site can reach it under a name of its own. With tokens a visitor has a role, by the header `Authorization` or by
-the cookie of a login.
+the cookie of a login. The audit log has a line of JSON for each change. Servers may share it. Where it cannot be
+written, its lines go to standard error: a full disk must not keep anybody from stopping a validation.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import re
 import secrets
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl, quote
 
@@ -28,8 +32,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from validator.errors import UserError
-from validator.service.audit import AuditLog
+from validator.files import Tree
 from validator.service.tokens import Role, Token, Tokens, digest_of
+from validator.text import one_line
+from validator.times import iso_now
 
 COOKIE = "validator_session"
 MAX_BODY_BYTES = 64 << 10
@@ -57,18 +63,54 @@ _OWN = ("same-origin", "none")
 _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?", re.IGNORECASE)
 
-POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "form-action 'self'; frame-ancestors 'none'; base-uri 'self'"
-)
 _HEADERS = {
-    "content-security-policy": POLICY,
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'self'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+
+_MAX_REFUSED = 60
+"""Lines a minute about what was refused: more would fill the disk, and hide all others."""
+
+_TOKEN = re.compile(r"vt_[\w-]{20,}")
+
+
+class AuditLog:
+    """The log of a file, which only its owner can read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._minute, self._refused = 0, 0
+
+    def write(self, *, who: str, address: str, action: str, what: str = "", outcome: str = "done") -> None:
+        """Add a line; texts are cut and hold no token.
+
+        Args:
+            who: the name of a token, `loopback` where none is needed, empty for a visitor without one.
+            address: the visitor's.
+            action: what was asked for, in a word or two.
+            what: the run, runbook or path that it was asked for.
+            outcome: `done`, or how it ended, beginning with `failed`, `refused` or `wrong`.
+        """
+        if outcome.startswith(("refused", "wrong")):
+            minute = int(time.monotonic() // 60)
+            self._refused = self._refused + 1 if minute == self._minute else 1
+            self._minute = minute
+            if self._refused > _MAX_REFUSED:
+                return
+        texts = {"who": who, "address": address, "action": action, "object": what, "outcome": outcome}
+        shown = {name: _TOKEN.sub("[redacted]", one_line(text, limit=300)) for name, text in texts.items()}
+        line = json.dumps({"time": iso_now(), **shown})
+        try:
+            with Tree(self.path.parent) as tree:
+                tree.append(self.path.name, f"{line}\n".encode(), mode=0o600)
+        except OSError as error:
+            sys.stderr.write(f"the audit log cannot be written: {error}: {line}\n")
 
 
 @dataclass(frozen=True)
@@ -150,15 +192,11 @@ class Access:
         self._sessions.pop(digest_of(session), None)
 
 
-def address_of(asked: HTTPConnection) -> str:
-    """The address that a request is from."""
-    return asked.client.host if asked.client else ""
-
-
 def audit(asked: HTTPConnection, action: str, what: str = "", outcome: str = "done", *, who: str = "") -> None:
     """Write to the audit log what a request did to `what`, as `AuditLog.write` says; an empty `who` is its visitor."""
     name = who or (asked.scope["visitor"].name if "visitor" in asked.scope else "")
-    asked.scope["audit"].write(who=name, address=address_of(asked), action=action, what=what, outcome=outcome)
+    address = asked.client.host if asked.client else ""
+    asked.scope["audit"].write(who=name, address=address, action=action, what=what, outcome=outcome)
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -173,14 +211,10 @@ def with_cookie(request: Request, response: Response, session: str) -> Response:
     return response
 
 
-FormAction = Callable[[Request, Mapping[str, str]], Response]
-"""What a form does, by its request and its fields; it may block."""
-
-
-def posted(path: str, action: FormAction, *, keyed: bool = True) -> Route:
+def posted(path: str, action: Callable[[Request, Mapping[str, str]], Response], *, keyed: bool = True) -> Route:
     """The route of a form that a page of this service gave to its visitor; any other is answered by 403.
 
-    That of a visitor without a session is not `keyed`.
+    That of a visitor without a session is not `keyed`. `action` gets the request and the fields; it may block.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -204,7 +238,7 @@ def role_for(method: str, path: str) -> Role | None:
     """The role that a request needs, None where none is: what changes anything needs `run`, but for what is here."""
     if path.startswith(("/login", "/static/")):
         return None
-    if _is_push(path):
+    if f"{path}/".startswith(f"{PUSH}/"):
         return "push"
     reads = method in ("GET", "HEAD") or path == "/logout"
     return "read" if reads and not path.startswith(_RUNS_ALONE) else "run"
@@ -285,13 +319,9 @@ class Guard:
         yield int(headers.get("content-length", 0)) > _limits(scope["path"])[0], 413, "The request is too large."
 
 
-def _is_push(path: str) -> bool:
-    return path == PUSH or path.startswith(f"{PUSH}/")
-
-
 def _limits(path: str) -> tuple[int, float]:
     """Bytes of a body, and seconds within which it has to come."""
-    return (_PUSH_BYTES, _PUSH_S) if _is_push(path) else (MAX_BODY_BYTES, _BODY_S)
+    return (_PUSH_BYTES, _PUSH_S) if f"{path}/".startswith(f"{PUSH}/") else (MAX_BODY_BYTES, _BODY_S)
 
 
 def _limited(receive: Receive, left: int, seconds: float) -> Receive:

@@ -53,9 +53,8 @@ def one_run(request: Request) -> Response:
 
 def result(request: Request) -> Response:
     """A run's result.json as it is."""
-    return streamed(
-        request, service_of(request).folder(request.path_params["run"]), "result.json", media_type="application/json"
-    )
+    folder = service_of(request).folder(request.path_params["run"])
+    return streamed(request, folder, "result.json", media_type="application/json")
 
 
 def running(request: Request) -> Response:
@@ -75,9 +74,6 @@ def metrics(request: Request) -> Response:
     """The metrics in Prometheus' text format."""
     service, registry = service_of(request), CollectorRegistry()
     gauge = partial(Gauge, registry=registry)
-    counted = gauge("validator_runs", "Validations in the folder.", ["runbook", "machine", "decision"])
-    for runbook, machine, decision, count in service.index.counts():
-        counted.labels(runbook, machine, decision).set(count)
     working = sum(one.working for one in service.live.look())
     gauge("validator_running", "Validations that a runner works on.").set(working)
     named = ["runbook", "machine", "host"]

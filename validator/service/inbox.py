@@ -83,6 +83,8 @@ def _begin(reports: Path, data: bytes, by: str) -> Receipt:
             if manifest_of(reports / manifest.run, manifest.run)[0].content != manifest.content:
                 fix = "remove or rename that folder of the service, then push again"
                 raise HTTPException(409, f"{manifest.run} is here already with other content: {fix}.")
+            if not (reports / _FOLDER).is_symlink():  # another server stored it while this one began it again
+                shutil.rmtree(reports / _FOLDER / name, ignore_errors=True)
             return stored
         if _clear(reports) >= _MAX_UPLOADS:
             raise HTTPException(503, "Too many uploads are not finished: try again later.", {"retry-after": "600"})

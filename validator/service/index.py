@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import threading
@@ -95,9 +94,7 @@ class RunIndex:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = self._opened(rebuild=rebuild)
         except (OSError, sqlite3.Error) as error:
-            raise Unable(
-                f"the index {path} cannot be written: {error}; set XDG_STATE_HOME to another folder"
-            ) from error
+            raise Unable(f"the index {path} cannot be written: {error}; set another XDG_STATE_HOME") from error
 
     def _opened(self, *, rebuild: bool) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, check_same_thread=False, timeout=10.0)
@@ -196,7 +193,7 @@ class RunIndex:
         """The path of a folder that the index knows, and of no other: the only way from an address to a file."""
         with self._asked():
             if folder not in self._names:
-                self._looked = -math.inf  # the queue names a run as soon as it starts
+                self._looked = float("-inf")  # the queue names a run as soon as it starts
                 self.refresh()
             known = self._watched.get(folder) or self.entry(folder) is not None
             return self.reports / folder if known else None
@@ -214,13 +211,6 @@ class RunIndex:
         query = "SELECT DISTINCT {0} FROM runs WHERE {0} != '' ORDER BY 1"
         with self._asked() as db:
             return {name: tuple(row[0] for row in db.execute(query.format(name))) for name in FILTERS}
-
-    def counts(self) -> tuple[tuple[str, str, str, int], ...]:
-        """(runbook, machine, decision, runs), by runbook."""
-        with self._asked() as db:
-            return tuple(
-                db.execute("SELECT runbook, machine, decision, count(*) FROM runs GROUP BY 1, 2, 3 ORDER BY 1")
-            )
 
     def latest(self, *columns: str) -> tuple[HistoryEntry, ...]:
         """The latest decided run of each combination of columns of `FILTERS`, latest first."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from threading import BoundedSemaphore
 from typing import Any, get_args
 from urllib.parse import urlencode
 
@@ -117,15 +116,11 @@ def _first_screen(folder: Path) -> ReportPage | None:
     return None
 
 
-_COMPARING = BoundedSemaphore(4)
-"""A comparison may judge a run of an older version again, which takes seconds."""
-
-
 def contrast_of(request: Request) -> ContrastReport | None:
     """The two runs that an address names, compared; None where it does not name both.
 
     Raises:
-        HTTPException: 404 for a run that is not here, 409 for one without a header, 503 while too many are compared.
+        HTTPException: 404 for a run that is not here, 409 for one without a header.
         UserError: where they cannot be compared.
     """
     a, b = (request.query_params.get(side, "") for side in ("a", "b"))
@@ -134,12 +129,7 @@ def contrast_of(request: Request) -> ContrastReport | None:
     sides = [service_of(request).folder(name) for name in (a, b)]
     if not all(map(is_run_folder, sides)):  # as logs of unknown trainers they would be read, for minutes
         raise HTTPException(409, "Only run folders can be compared: there is no run.json.")
-    if not _COMPARING.acquire(blocking=False):
-        raise HTTPException(503, "Other runs are being compared: try again.", {"retry-after": "5"})
-    try:
-        return compare(sides[0], sides[1])
-    finally:
-        _COMPARING.release()
+    return compare(sides[0], sides[1])
 
 
 def compared(request: Request) -> Response:
@@ -190,8 +180,6 @@ def ask_token(request: Request) -> Response:
 def log_in(request: Request, form: Mapping[str, str]) -> Response:
     """Begin a session; a wrong token gets the form again."""
     access, target = service_of(request).access, inner_path(form.get("next", "/"))
-    if access.tokens is None:
-        return to(target)
     token = access.checked(form.get("token", ""), request)
     if token is None or not token.allows("read"):
         if token is not None:

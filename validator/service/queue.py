@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,13 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 from pydantic import Field
 
 from validator.documents import parse_json
 from validator.errors import Unable
-from validator.files import Tree, replacing
+from validator.files import Tree, replace_file
 from validator.history.read import read_entry
 from validator.model.units import Frozen
 from validator.report.terminal.observer import RESULTS_IN
@@ -86,11 +84,6 @@ class RunQueue:
         self._child: subprocess.Popen[bytes] | None = None
         self._next_s = float("-inf")
 
-    @classmethod
-    def beside(cls, index: Path) -> RunQueue:
-        """The queue of this machine for the reports folder of an index."""
-        return cls(index.with_name(f"{index.stem}.{quote(socket.gethostname(), safe='')}.queue.json"))
-
     def stamp(self) -> str:
         """A text that changes when the queue does."""
         with suppress(FileNotFoundError):
@@ -136,8 +129,7 @@ class RunQueue:
             held = holders()
         except OSError as error:
             return str(error)
-        name = next((name for name in entry.locks if name in held), None)
-        return "" if name is None else str(LockHeld(name, held[name])).partition("; wait")[0]
+        return next((str(LockHeld(one, held[one])).partition("; wait")[0] for one in entry.locks if one in held), "")
 
     def step(self) -> None:
         """Notice what has ended, and start the next entry where the machine is free."""
@@ -160,10 +152,7 @@ class RunQueue:
         """A running entry with its folder once that is there, and ended once its runner has."""
         if entry.state != "running" or entry.runner is None:
             return entry
-        alive, log = (
-            entry.runner.alive(),
-            self._log(entry),
-        )  # in this order: what it wrote before it ended is there then
+        alive, log = entry.runner.alive(), self._log(entry)  # first: what it wrote before it ended is there then
         if alive and entry.folder:
             return entry
         said = log.read_text("utf-8", "replace") if log.exists() else ""
@@ -195,8 +184,7 @@ class RunQueue:
                     self._log(one).unlink(missing_ok=True)
                 left = tuple(entries.values())
                 if left != before:
-                    with replacing(self._path, mode=0o600) as file:
-                        file.write(_QueueFile(entries=left).model_dump_json(indent=1).encode())
+                    replace_file(self._path, _QueueFile(entries=left).model_dump_json(indent=1), mode=0o600)
         except ValueError as error:
             raise Unable(f"the queue {self._path} is damaged; move it away, which loses its entries") from error
         except OSError as error:

@@ -1,42 +1,116 @@
-"""Starting the service: where it listens, who may come in, and how it ends."""
+"""The service: its application with routes and errors, where it listens, who may come in, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import socket
-import ssl
+import sqlite3
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
+from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from validator.errors import FolderError, Unable, UserError
-from validator.pipeline.push import private_text
-from validator.service.app import make_app
+from validator.service import api, pages, start
+from validator.service.access import Access, AuditLog, Guard, audit
+from validator.service.context import Service, page
+from validator.service.events import Feed
 from validator.service.index import RunIndex, index_path
+from validator.service.live import LiveRuns
+from validator.service.queue import RunQueue
 from validator.service.tokens import Tokens
 from validator.service.webhooks import Webhook, read_secret
 from validator.system.host import is_loopback
+from validator.text import clean, one_line
 
 _HEADERS_S = 15.0
-_HANDSHAKE_S = 5.0
 _TAKEN_S = 60.0
-_MAX_PEM = 1 << 20
 _TICK_S = 1.0
-"""Time between two looks whether the server is to end."""
+"""Time between two looks whether the server is to end, and between two steps of the queue."""
 
 _END_S = 5
 _MAX_CONNECTIONS, _MAX_OF_ONE = 400, 200
 """Of all, and of one other machine: one that opens many and says nothing must not keep others out."""
+
+
+def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = None) -> Starlette:
+    """The application of an index. `tokens` is None where everybody who reaches it may do everything; `runbooks` is a
+    folder of runbooks besides those that are bundled."""
+    access = Access(tokens, AuditLog(index.path.with_suffix(".audit.jsonl")))
+    host = quote(socket.gethostname(), safe="")  # machines may share the folder, and each has a queue of its own
+    live, queue = LiveRuns(index), RunQueue(index.path.with_suffix(f".{host}.queue.json"))
+    feed = Feed(live, queue)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        beside = asyncio.gather(_start_next(queue), feed.draw())
+        yield
+        beside.cancel()
+
+    app = Starlette(
+        routes=[*pages.ROUTES, *start.ROUTES, *api.ROUTES],
+        middleware=[Middleware(Guard, access=access)],
+        exception_handlers=dict.fromkeys((HTTPException, UserError, ClientDisconnect, OSError, sqlite3.Error), _failed),
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # it would answer with the name that a request gives this machine
+    app.state.service = Service(index, live, access, feed, queue, runbooks)
+    return app
+
+
+async def _start_next(queue: RunQueue) -> None:
+    """Step the queue once a second. Why it cannot, its page says; the next step may."""
+    while True:
+        with suppress(OSError, UserError):
+            await run_in_threadpool(queue.step)
+        await asyncio.sleep(_TICK_S)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Why a request is not carried out: for its sender, and what is not the sender's fault also for the log."""
+    status, why, headers = 503, "The reports folder or its index cannot be read; the server's log says why.", {}
+    path = request.scope["path"]
+    if isinstance(error, HTTPException):
+        status, why, headers = error.status_code, str(error.detail), dict(error.headers or {})
+    elif isinstance(error, UserError):
+        status, why = 409, str(error)
+        if request.method == "POST":
+            audit(request, "POST", path, f"failed: {why}")
+    elif isinstance(error, ClientDisconnect):
+        status, why = 400, "Half a request."  # which nobody gets: who sent it is gone, and that is no error here
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        status, why = 507, "The disk is full: remove old runs there."
+    else:
+        sys.stderr.write(f"{request.method} {one_line(path)}: {one_line(error)}\n")
+    if status == 403:
+        audit(request, request.method, path, f"refused: {why}")
+    if status == 405:  # Starlette names the methods of the first route of a path
+        found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
+    if path.startswith(api.BASE):
+        return JSONResponse({"error": clean(why)}, status, headers)
+    response = page(request, "error", status=status, code=status, why=clean(why))
+    response.headers.update(headers)
+    return response
+
+
+# Where it listens, and how it ends.
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -64,32 +138,6 @@ def tokens_for(host: str, given: Path | None) -> Tokens | None:
     return tokens
 
 
-def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What connections are encrypted by; None where neither file is given.
-
-    Args:
-        cert: the certificate in PEM, followed by those between it and its root.
-        key: its private key in PEM, without a passphrase, which nobody but its owner may read: of root also its group.
-
-    Raises:
-        UserError: when a file is missing, open to others, or not what it has to be.
-    """
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
-        raise UserError("--tls-cert and --tls-key belong together: give both, or neither")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    private_text(key, "--tls-key", limit=_MAX_PEM)
-    try:
-        context.load_cert_chain(cert, key, password="")  # without one OpenSSL would ask the terminal
-    except OSError as error:
-        raise UserError(
-            f"--tls-cert {cert} and --tls-key {key} must be a certificate and its key without a passphrase, in PEM "
-            f"({error.strerror}); look at them by `openssl x509 -in {cert}` and `openssl pkey -in {key}`"
-        ) from error
-    return context
-
-
 class _Connection(H11Protocol):
     """A connection that is closed when the head of a request takes too long: many that say little cost a server all."""
 
@@ -112,7 +160,7 @@ class _Connection(H11Protocol):
 
 
 class _Listener(socket.socket):
-    """Takes so many connections of one other machine and no more, also of those that never end a handshake of TLS."""
+    """Takes so many connections of one other machine and no more."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
@@ -132,20 +180,12 @@ def _notify(state: str) -> None:
     """Send a state such as `READY=1` to the manager that started this process; nothing happens without one."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
-        address = f"\0{address[1:]}" if address.startswith("@") else address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending, suppress(OSError):
-            sending.sendto(state.encode(), address)
+            sending.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
 
 
 class _Server(uvicorn.Server):
     """A server that ends by a signal as well as by itself: open streams are closed, and the exit code is 0."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Bound handshakes, for which uvicorn has no option: one that is kept open would take memory for a minute."""
-        loop: Any = asyncio.get_running_loop()
-        if self.config.ssl is not None:
-            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=_HANDSHAKE_S)
-        await super().startup(sockets)
 
     async def main_loop(self) -> None:
         """Wait for the end. uvicorn's own wakes ten times a second, which is most of what an idle server costs."""
@@ -184,7 +224,6 @@ def serve(
     webhook: Sequence[str] = (),
     webhook_secret: Path | None = None,
     public_url: str = "",
-    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve the run folders below `reports` until SIGTERM or Ctrl-C, and start the runbooks of a folder.
 
@@ -207,25 +246,21 @@ def serve(
     index = RunIndex(reports, index_path(reports), rebuild=rebuild)
     index.refresh(full=True)
     app = make_app(index, tokens, runbooks)
-    at = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}/"
+    at = f"http://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}/"
     who = "a token is needed" if tokens else "no token is needed"
     app.state.service.access.audit.write(who="server", address=at, action="start", what=str(index.reports))
     sys.stderr.write(f"serving {index.reports} at {at} ({who}); Ctrl-C ends it\n")
-    hooks = [Webhook(url, key, index, address=(public_url or at).rstrip("/")) for url in dict.fromkeys(webhook)]
-    for hook in hooks:
-        hook.start()
-    make_server(app, tls).run(sockets=[made])
+    for url in dict.fromkeys(webhook):
+        Webhook(url, key, index, address=(public_url or at).rstrip("/")).start()
+    make_server(app).run(sockets=[made])
     os._exit(0)  # threads that still read or judge would be waited for, and what they write survives a kill
 
 
-def make_server(app: Starlette, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
+def make_server(app: Starlette) -> uvicorn.Server:
     """The server of an application, with the limits that do not depend on what is asked."""
     options: dict[str, Any] = {"http": _Connection, "ws": "none", "lifespan": "on", "loop": "asyncio"}
-    config = uvicorn.Config(
+    return _Server(uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_END_S,
         limit_concurrency=_MAX_CONNECTIONS, h11_max_incomplete_event_size=32 << 10,
         forwarded_allow_ips=["127.0.0.1", "::1"], **options,
-    )  # fmt: skip
-    config.load()
-    config.ssl = tls
-    return _Server(config)
+    ))  # fmt: skip

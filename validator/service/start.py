@@ -83,10 +83,9 @@ def _require_few_runs(loaded: LoadedRunbook) -> None:
     runs = sum(repeats_of(book, one) * len(arms_of(one)) for one in book.phases if isinstance(one, TrainingPhase))
     runs += sum(one.rounds or 0 for one in book.phases if isinstance(one, PreflightPhase))
     if runs > _MAX_RUNS:
+        what = f"its phases have {runs} runs with these values"
         fix = f"lower repeats and rounds to {_MAX_RUNS} runs or less, or start it by `validator run`"
-        raise RunbookError(
-            [Problem(str(loaded.path), None, None, f"its phases have {runs} runs with these values", fix)]
-        )
+        raise RunbookError([Problem(str(loaded.path), None, None, what, fix)])
 
 
 def _require_machine(loaded: LoadedRunbook) -> None:
@@ -136,20 +135,19 @@ def _enqueue(request: Request, wanted: WantedRun, loaded: LoadedRunbook, entry: 
     """Put what was shown into the queue. Raises Unable where this machine cannot run it, or too many wait."""
     _require_machine(loaded)
     runbook, service = loaded.runbook, service_of(request)
-    service.queue.add(
-        QueueEntry(
-            id=entry,
-            runbook=wanted.info.name,
-            path=str(wanted.info.path.resolve()),
-            sha256=loaded.sha256,
-            overrides=loaded.overrides,
-            out=str(service.index.reports),
-            cwd=str(Path.cwd()),
-            locks=lock_names(runbook.hardware.gpus) if runbook.cluster is None else (),
-            by=visitor_of(request).name,
-            asked=iso_now("seconds"),
-        )
+    asked = QueueEntry(
+        id=entry,
+        runbook=wanted.info.name,
+        path=str(wanted.info.path.resolve()),
+        sha256=loaded.sha256,
+        overrides=loaded.overrides,
+        out=str(service.index.reports),
+        cwd=str(Path.cwd()),
+        locks=lock_names(runbook.hardware.gpus) if runbook.cluster is None else (),
+        by=visitor_of(request).name,
+        asked=iso_now("seconds"),
     )
+    service.queue.add(asked)
     audit(request, "queue", " ".join((wanted.info.name, *wanted.values)))  # their values may be secrets
     return to("/queue")
 

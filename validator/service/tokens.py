@@ -15,16 +15,12 @@ from pydantic import Field, ValidationError
 
 from validator.documents import parse_json
 from validator.errors import UserError
-from validator.files import Tree, replacing, user_folder
+from validator.files import Tree, replace_file, user_folder
 from validator.model.units import Frozen
 from validator.pipeline.push import private_text
 from validator.times import iso_now
 
 Role = Literal["read", "push", "run"]
-
-
-_PREFIX = "vt_"
-_MAX_BYTES = 1 << 20
 
 
 class Token(Frozen):
@@ -65,7 +61,7 @@ class Tokens(NamedTuple):
         """
         if not os.path.lexists(self.path):
             return ()
-        text = private_text(self.path, "--token-file", limit=_MAX_BYTES)
+        text = private_text(self.path, "--token-file")
         try:
             return _TokenList.model_validate(parse_json(text.encode())).tokens
         except ValueError as error:
@@ -78,7 +74,7 @@ class Tokens(NamedTuple):
         Raises:
             UserError: when the name is taken or not one, or the file cannot be written.
         """
-        text = _PREFIX + secrets.token_urlsafe(32)
+        text = "vt_" + secrets.token_urlsafe(32)
         try:
             made = Token(name=name, role=role, sha256=digest_of(text), created=iso_now("seconds"))
         except ValidationError as error:
@@ -108,8 +104,8 @@ class Tokens(NamedTuple):
             with Tree(self.path.parent) as tree, tree.locked(f".{self.path.name}.lock", mode=0o600):
                 tokens = list(self.all())
                 yield tokens
-                with replacing(self.path, mode=0o600) as file:
-                    file.write(_TokenList(tokens=tuple(tokens)).model_dump_json(indent=2).encode() + b"\n")
+                text = _TokenList(tokens=tuple(tokens)).model_dump_json(indent=2)
+                replace_file(self.path, f"{text}\n", mode=0o600)
         except OSError as error:
             raise UserError(f"--token-file {self.path} cannot be written: {error.strerror}") from error
 

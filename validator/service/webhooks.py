@@ -84,7 +84,7 @@ class Webhook:
         self._sent: dict[str, str] = {}  # the decision of each run folder, what was sent last at the end
         self._version: tuple[int, int] | None = None
         self._post = build_opener(_NoRedirect).open
-        self._ended = threading.Event()
+        self.ended = threading.Event()  # set, no more is sent; what is under way may still arrive
 
     def start(self) -> None:
         """Begin to send; an address that is new gets nothing of the past.
@@ -102,13 +102,9 @@ class Webhook:
             raise UserError(f"--webhook: {self._path} cannot be used: {error}; without it no past is sent") from error
         threading.Thread(target=self._serve, name="webhook", daemon=True).start()
 
-    def close(self) -> None:
-        """Send no more; what is under way may still arrive."""
-        self._ended.set()
-
     def _serve(self) -> None:
         failures = 0
-        while not self._ended.wait(min(_LONGEST_S, _LOOK_S * 2 ** min(failures, 10))):
+        while not self.ended.wait(min(_LONGEST_S, _LOOK_S * 2 ** min(failures, 10))):
             failed = ""
             try:
                 for entry in self._due():

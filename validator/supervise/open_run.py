@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from validator.files import Tree, reading_below
+from validator.model.pattern import parse_number
 from validator.model.plan import RunSpec
 from validator.runs.folder import RunFolder
 from validator.runs.journal import Event
@@ -49,11 +50,7 @@ _SAMPLE_BYTES = 16 << 10
 _OLD_S = 15.0
 """Age from which a sample is said to be old: one is taken every second, or every few."""
 
-_HOST = {
-    "CPU": "host_cpu_pct",
-    "CPU of others": "host_other_cpu_pct",
-    "Memory available": "host_mem_available_mib",
-}
+_HOST = {"CPU": "host_cpu_pct", "CPU of others": "host_other_cpu_pct", "Memory available": "host_mem_available_mib"}
 _GPU = {"Utilization": "util_pct", "Memory": "mem_used_mib", "Power": "power_w", "Temperature": "temperature_c"}
 _UNITS = {"pct": ("%", 1), "mib": ("GiB", 1024), "w": ("W", 1), "c": ("°C", 1)}
 """Units and what columns hold for one of them, by the ends of columns' names."""
@@ -106,6 +103,7 @@ class OpenRun:
     named: Collection[str] = ()
     _cells: Mapping[str, str] = field(default_factory=dict)
     _mask: Mask | None = None
+    _names: tuple[str, ...] = ()
     _shown: dict[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
 
     def look(self) -> Values:
@@ -125,16 +123,14 @@ class OpenRun:
             names, cells = (one.decode("utf-8", "replace").split(",") for one in (self.telemetry.first_line, line))
             self._cells = dict(zip(names, cells, strict=False))
         gpus = sorted(int(found[1]) for name in self._cells if (found := _INDEX.fullmatch(name)))
-        age_s = time.time() - (_cell_number(self._cells.get("ts")) or time.time())
-        return MachineSample(
-            tuple(self._quantities("", _HOST)) if self._cells else (),
-            tuple((index, tuple(self._quantities(f"gpu{index}_", _GPU))) for index in gpus),
-            f"{format_duration(age_s)} ago" if age_s > _OLD_S else "",
-        )
+        age_s = time.time() - (parse_number(self._cells.get("ts", "")) or time.time())
+        host = tuple(self._quantities("", _HOST)) if self._cells else ()
+        of_gpus = tuple((index, tuple(self._quantities(f"gpu{index}_", _GPU))) for index in gpus)
+        return MachineSample(host, of_gpus, f"{format_duration(age_s)} ago" if age_s > _OLD_S else "")
 
     def _quantities(self, prefix: str, columns: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for label, name in columns.items():
-            value, (unit, size) = _cell_number(self._cells.get(prefix + name)), _UNITS[name.rpartition("_")[2]]
+            value, (unit, size) = parse_number(self._cells.get(prefix + name, "")), _UNITS[name.rpartition("_")[2]]
             yield label, MISSING if value is None else format_quantity(value / size, unit)
 
     def logs(self) -> tuple[str, ...]:
@@ -144,11 +140,15 @@ class OpenRun:
             logs = (one.path for one in islice(tree.walk(folder[:-1]), _MAX_WALKED) if one.kind == "file")
             found = [path.removeprefix(folder) for path in logs if path.endswith(".log")]
         found.sort(key=lambda name: (name.count("/"), name == "stderr.log", name))
-        return tuple(found[:_MAX_LOGS]) if self._mask else ()
+        self._names = tuple(found[:_MAX_LOGS]) if self._mask else ()
+        return self._names
 
     def log(self, name: str) -> LogTail:
-        """The last lines of the log of this name, without secrets; where there is none of it, of the first log."""
-        names = self.logs()
+        """The last lines of the log of this name, without secrets; where there is none of it, of the first log.
+
+        The names are those of the last look at `logs`, which is not repeated here while there are some.
+        """
+        names = self._names or self.logs()
         if self._mask is None or not names:
             return LogTail(withheld=self._mask is None)
         chosen = name if name in names else names[0]
@@ -174,16 +174,11 @@ class OpenRun:
         return Mask(known_secrets(environment, words, named=self.named))
 
 
-def _cell_number(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
-
-
 def _last_lines(data: bytes, mask: Mask) -> str:
     """The last whole lines of a piece of a log as text; of a bar that is redrawn in place, what it shows now."""
     data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].removesuffix(b"\n")
+    before = b"\n".join(data.split(b"\n")[:-LOG_LINES])
+    data = data[max(0, len(before) - _BEFORE_BYTES) :]  # each line that is masked costs time
     lines = mask.block(data).decode("utf-8", "replace").split("\n")
     # Where lines became one, those before them are not shown instead: they may be the end of a key themselves.
     count = LOG_LINES - (data.count(b"\n") + 1 - len(lines))

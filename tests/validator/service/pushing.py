@@ -18,8 +18,8 @@ from tests.validator.report import samples
 from tests.validator.service.serving import make_running
 from validator.pipeline.write import render_json
 from validator.service import serve
-from validator.service.app import make_app
 from validator.service.index import RunIndex
+from validator.service.serve import make_app
 from validator.service.tokens import Tokens
 
 __all__ = ["BreakingProxy", "content_of", "make_ended", "served"]

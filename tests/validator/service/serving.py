@@ -13,8 +13,8 @@ from validator.kinds.registry import load
 from validator.model.plan import RunSpec
 from validator.runs.folder import RunFolder
 from validator.runs.journal import Journal
-from validator.service.app import make_app
 from validator.service.index import RunIndex
+from validator.service.serve import make_app
 from validator.service.tokens import Tokens
 
 __all__ = ["RUNBOOK", "client", "form_key", "make_running", "spec"]

@@ -14,8 +14,8 @@ from tests.validator.history.folders import make_run
 from tests.validator.service.serving import client, form_key, make_running
 from validator.errors import Unable, UserError
 from validator.service import access, live, serve
-from validator.service.app import make_app
 from validator.service.index import RunIndex
+from validator.service.serve import make_app
 from validator.service.tokens import Tokens, digest_of
 
 
@@ -116,6 +116,9 @@ def test_a_login_gives_a_cookie_that_ends_with_its_token(tmp_path: Path, tokens:
     asking = client(tmp_path / "reports", tokens)
     assert asking.post("/login", data={"token": "vt_wrong"}).status_code == 403
     assert asking.post("/login", data={"token": text}, headers={"origin": "http://evil.test"}).status_code == 403
+    proxied = asking.post("https://testserver/login", data={"token": text})
+    assert "Secure" in proxied.headers["set-cookie"], "of a page that came encrypted"
+    asking.cookies.clear()
     done = asking.post("/login", data={"token": text, "next": "//evil.test/"})
     assert (done.status_code, done.headers["location"]) == (303, "/")
     cookie = done.headers["set-cookie"].lower()

@@ -27,7 +27,7 @@ from validator.history.read import read_entry
 from validator.history.store import is_run, read_history
 from validator.history.trend import group_entries
 from validator.pipeline import push as sending
-from validator.pipeline.push import Destination, Manifest, PushRefused, Receipt, manifest_of, push
+from validator.pipeline.push import Destination, Manifest, Receipt, manifest_of, push
 from validator.runs.folder import RunFolder, last_go, this_runner
 from validator.runs.journal import read
 from validator.service import inbox
@@ -585,7 +585,7 @@ def test_a_run_that_the_service_has_otherwise_is_refused_at_once(tmp_path: Path,
     with served(tmp_path / "reports") as address:
         send(run, address)
         (run / "more").touch()
-        with pytest.raises(PushRefused, match="remove or rename"):
+        with pytest.raises(UserError, match="remove or rename"):
             send(run, address)
 
 

@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def queue(home: Path) -> RunQueue:
-    return RunQueue.beside(home / "index.sqlite")
+    return RunQueue(home / "queue.json")
 
 
 def entry(home: Path, number: int = 0) -> QueueEntry:
@@ -47,7 +47,7 @@ def test_an_entry_is_claimed_once_by_however_many(home: Path, queue: RunQueue) -
     queue.add(entry(home, 1))
     claimed: list[QueueEntry | None] = []
     claims = [
-        threading.Thread(target=lambda: claimed.append(RunQueue.beside(home / "index.sqlite").claim(entry(home).id)))
+        threading.Thread(target=lambda: claimed.append(RunQueue(home / "queue.json").claim(entry(home).id)))
         for _ in range(8)
     ]
     for one in claims:
@@ -98,7 +98,7 @@ def test_a_start_that_another_was_quicker_than_waits_again(home: Path, queue: Ru
     said = {0: str(LockHeld("cpu", {"pid": 1, "command": "x"})), 1: "no GPU\nAPI_TOKEN=hunter2hunter2", 2: ""}
     for number, text in said.items():
         queue.add(entry(home, number))
-        log = home / f"index.{os.uname().nodename}.queue.{entry(home, number).id}.log"
+        log = home / f"queue.{entry(home, number).id}.log"
         log.write_text(text, encoding="utf-8")
     with queue._changing() as entries:
         for name, one in entries.items():

@@ -20,9 +20,9 @@ from validator.errors import Unable
 from validator.history import read
 from validator.model.machine import NODES_ALONE
 from validator.service import files, index, live, serve
-from validator.service.app import make_app
 from validator.service.index import RunIndex
 from validator.service.live import request_stop
+from validator.service.serve import make_app
 
 
 def changed(folder: Path, **fields: Any) -> None:

@@ -47,7 +47,7 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         for hook in self.hooks:
-            hook.close()
+            hook.ended.set()
 
     @property
     def state(self) -> Path:
