@@ -31,6 +31,7 @@ from validator.model.verdict import Decision
 from validator.runs.folder import JOURNAL, RunFolder
 from validator.runs.pushed import PUSHED
 from validator.runs.replay import ending, events_of, last_runner
+from validator.secrets.private import private_text
 from validator.system.host import is_loopback
 from validator.text import clean, format_duration, format_size, one_line
 from validator.times import parse_time, utc_now
@@ -60,7 +61,6 @@ _CHUNK_FILES = 100
 
 _ANSWER_S = 60.0
 _MAX_ANSWER = 64 << 10
-_MAX_PRIVATE = 1 << 20
 _ATTEMPTS = 8
 """Requests without progress before it is given up."""
 
@@ -237,24 +237,6 @@ def is_http(url: str) -> bool:
     except ValueError:
         return False
     return whole and parts.username is None and url.isprintable() and " " not in url
-
-
-def private_text(path: Path, option: str) -> str:
-    """The text of a file that its owner alone may read, or the group of root where it is root's; links that lead to it
-    are followed, for it is the operator's.
-
-    Raises:
-        UserError: when others may read it, or it cannot be read; the message begins with the option.
-    """
-    path = Path(os.path.realpath(path))
-    try:
-        with Tree(path.parent) as tree:
-            found = tree.stat(path.name)
-            if found.st_mode & (0o077 if found.st_uid else 0o037) or found.st_uid not in (os.getuid(), 0):
-                raise UserError(f"{option} {path} is open to other users; chmod 600 {path}")
-            return tree.text(path.name, limit=_MAX_PRIVATE)
-    except OSError as error:
-        raise UserError(f"{option} {path} cannot be read: {error.strerror}") from error
 
 
 class Pushed(NamedTuple):

@@ -17,7 +17,7 @@ from validator.documents import parse_json
 from validator.errors import UserError
 from validator.files import Tree, replace_file, user_folder
 from validator.model.units import Frozen
-from validator.pipeline.push import private_text
+from validator.secrets.private import private_text
 from validator.times import iso_now
 
 Role = Literal["read", "push", "run"]

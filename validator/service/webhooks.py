@@ -23,8 +23,9 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from validator.errors import UserError
 from validator.files import Tree
 from validator.history.read import HistoryEntry
-from validator.pipeline.push import is_http, private_text
+from validator.pipeline.push import is_http
 from validator.runs.pushed import was_pushed
+from validator.secrets.private import private_text
 from validator.service.index import RunFilter, RunIndex
 from validator.text import one_line
 from validator.times import iso_now, unix_seconds
