@@ -246,7 +246,7 @@ def _contradicted(run: RunFacts, claim: Claim, passed: str, claimed_s: float, sl
     because = evidence(f"{claim.name} adds up to {claimed_s:,.1f} s", claim.source or None)
     return Diagnosis(
         f"By its {claim.name}{at} the trainer needed {claimed_s:,.1f} s, yet {passed}: {claim.name} is of a run "
-        f"{factor:.3g} times as {way}.",
+        f"{format_number(factor, digits=3)} times as {way}.",
         because=[because, evidence(passed)],
         next_step="Look at the unit of the time, at how tokens are counted (tokens_per_step of the trainer and of the "
         "runbook, ranks, accumulation), and at what the timer leaves out (data, logging); or the rows are not of this "
@@ -270,8 +270,8 @@ def tokens_counted_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
     if max_tokens is None or reported <= 1.01 * max_tokens:
         return
     yield Diagnosis(
-        f"tokens_per_step is {reported:,.0f}, {reported / max_tokens:.3g} times what the effective settings give at "
-        f"most ({max_tokens:,.0f}: batch_size × accum × seq_len × ranks).",
+        f"tokens_per_step is {reported:,.0f}, {format_number(reported / max_tokens, digits=3)} times what the "
+        f"effective settings give at most ({max_tokens:,.0f}: batch_size × accum × seq_len × ranks).",
         because=[evidence(f"tokens_per_step {reported:,.0f}, world_size {run.world_size}", None, "tokens_per_step")],
         next_step="Count the tokens of all ranks once, and those of each micro-batch once; rates follow from them.",
     )

@@ -19,9 +19,11 @@ from validator.diagnose.rule import (
     rule,
 )
 from validator.judge.config import same_value
+from validator.judge.data import by_own_word
 from validator.model.runbook import TrainPhase
 from validator.model.settings import flat_name
-from validator.text import format_percent
+from validator.stats.clock import FITS
+from validator.text import format_number, format_percent
 
 EXPONENT_LIMIT = 1.5
 """Time per step ∝ length^p. Dense layers alone give 1, causal attention that dominates 2; NSA stays near 1."""
@@ -250,3 +252,30 @@ def _varies_by(one: RunFacts, other: RunFacts) -> dict[str, tuple[object, object
     if one.world_size != other.world_size:
         different["nproc"] = (one.world_size, other.world_size)
     return different
+
+
+@rule("unit-mismatch", "veto", of="validation")
+def tokens_by_pace_differ(whole: ValidationFacts) -> Iterator[Diagnosis]:
+    """Runs that were started alike whose rates mean other tokens a step at the pace of their rows: the timer of one of
+    them leaves out time."""
+    alike: dict[tuple[str, ...], list[tuple[float, RunFacts]]] = {}
+    for run in whole.required_runs:
+        word = by_own_word(run.record) if run.timed and not run.failed else None
+        if word is not None:
+            alike.setdefault(_started_as(run), []).append((word.tokens, run))
+    for runs in alike.values():
+        ordered = sorted(runs, key=lambda pair: pair[0])
+        (least, one), (most, other) = ordered[0], ordered[-1]
+        if most <= FITS[1] * least:
+            continue
+        yield Diagnosis(
+            f"The toks_per_s of {other.spec.id} means {most:,.0f} tokens a step at the pace of its rows, that of "
+            f"{one.spec.id} {least:,.0f}, and both were started alike: the timer of {other.spec.id} leaves out time, "
+            f"by a factor of {format_number(most / least, digits=3)}.",
+            because=[
+                evidence(f"{tokens:,.0f} tokens a step", run.source("toks_per_s"), run.spec.id)
+                for tokens, run in ((least, one), (most, other))
+            ],
+            next_step="Set trainer.tokens_per_step, by which each rate is checked, and look at what the timer leaves "
+            "out (data, logging, a validation).",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +11,8 @@ from validator.diagnose.contention import ALONE, beside
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
 from validator.model.catalogue import METRICS
 from validator.model.result import Floats, Series
+from validator.model.verdict import Evidence
+from validator.stats.crowding import others_in
 from validator.stats.rows import RATES
 from validator.stats.window import MIN_ROWS, Level
 from validator.text import format_change, format_number, format_percent
@@ -53,21 +55,47 @@ def rate_shift(run: RunFacts) -> Iterator[Diagnosis]:
     severity: Severity = "warning" if abs(change) >= minimum and (lasting or run.planned) else "info"
     until = "" if after is levels[-1] else f" up to step {after.last_step}"
     more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
-    shown = " → ".join(format_number(one.mean) for one in levels)
+    others = _others_between(run, before, after)
     yield Diagnosis(
-        f"From step {after.first_step} on a step takes {format_number(after.mean)} {'s' if timed else 's a token'} "
-        f"instead of {format_number(before.mean)}: the rate changes by {format_change(change)} and stays there{until}."
-        f"{more}{_cause(moved, levels, run)}{beside(run)}",
+        f"From step {after.first_step} on {_levels_text(before, after, timed=timed)} by {format_change(change)} and "
+        f"stays there{until}.{more}{'' if others and not moved else _cause(moved, levels, run)}{others}",
         severity=severity,
         because=[
-            evidence(f"means of the levels: {shown}", run.source("step_time_s")),
+            _means(levels, run, timed=timed),
             *(evidence(text, path, f"step {after.first_step}") for text, path in moved[:4]),
         ],
         next_step=ALONE
-        if beside(run)
+        if others
         else "Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
         "for three times as many steps.",
     )
+
+
+def _levels_text(before: Level, after: Level, *, timed: bool) -> str:
+    """The two levels in a sentence: times of a step, else rates."""
+    if timed:
+        was, now = format_number(before.mean), format_number(after.mean)
+        return f"a step takes {now} s instead of {was}: the rate changes"
+    was, now = format_number(1 / before.mean), format_number(1 / after.mean)
+    return f"the rate is {now} tok/s instead of {was}: it changes"
+
+
+def _means(levels: Sequence[Level], run: RunFacts, *, timed: bool) -> Evidence:
+    shown = " → ".join(format_number(one.mean if timed else 1 / one.mean) for one in levels)
+    unit, name = ("s", "step_time_s") if timed else ("tok/s", "toks_per_s")
+    return evidence(f"means of the levels: {shown} {unit}", run.source(name))
+
+
+def _others_between(run: RunFacts, before: Level, after: Level) -> str:
+    """A sentence, after a space: other programs explain the slower of two levels. Empty where they do not."""
+    if any(one.shared for one in run.evidence.invalid_windows):
+        return beside(run)
+    spans = [(float(one.first_step), float(one.last_step)) for one in (before, after)]
+    fast, slow = spans if after.mean > before.mean else reversed(spans)
+    taken = others_in(run.result.series, slow=slow, fast=fast)
+    if taken is None:
+        return ""
+    return f" Other programs used {taken:.0f} % of the machine's CPU in the slower part, and hardly any was left."
 
 
 def _shifts(levels: tuple[Level, ...]) -> list[tuple[float, Level, Level]]:
@@ -114,8 +142,6 @@ def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFact
     """What moved at the same step; else what the shape of the rate suggests."""
     if moved:
         return f" At the same step: {'; '.join(text for text, _ in moved[:4])}."
-    if beside(run):
-        return ""  # a cause is known, and no clocks are needed to guess one
     watched = any(name.startswith("telemetry.gpu") for name in run.result.series)
     falls = [i for i in range(1, len(levels)) if levels[i].mean > levels[i - 1].mean * (1 + _SHIFT_INFO)]
     recovers = [i for i in falls if i + 1 < len(levels) and levels[i + 1].mean < levels[i].mean]

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
 from validator.judge.config import obeyed_text, unreported
+from validator.judge.data import by_own_word
+from validator.model.arguments import settings_in, stated_tokens
+from validator.stats.clock import FITS, OWN_WORD
 
 
 @rule("config-unknown", "info", of="run")
@@ -74,4 +77,32 @@ def clock_unverified(whole: ValidationFacts) -> Iterator[Diagnosis]:
         "The rows have no arrival stamps, so rates and times per step rest on the trainer's own clock.",
         because=[evidence(f"no arrivals.jsonl in the folder of {timed[0].spec.id}", None, timed[0].spec.id)],
         next_step="None for a folder of an earlier version; `validator run` stamps every row on arrival.",
+    )
+
+
+@rule("clock-unverified", "warning", of="run")
+def level_unverified(run: RunFacts) -> Iterator[Diagnosis]:
+    """A trainer prints tokens per second and nothing says how many tokens a step has: its level was compared with
+    nothing. By the arrival of its lines only changes of it are seen."""
+    word = by_own_word(run.record) if run.timed else None
+    if word is None:
+        return
+    stated = stated_tokens({**settings_in(run.spec.argv), **run.requested}, ranks=run.world_size)
+    beyond = stated is not None and stated.exact and word.usual > FITS[1] * stated.tokens
+    meant = f"{word.usual:,.0f} tokens a step"
+    said = "At the pace at which its lines arrive"
+    if word.changes:
+        said = f"{said} it means {meant} in most of the run and {word.tokens:,.0f} in its best part, which counts"
+    else:
+        said = f"{said} it means {meant}"
+    if stated is not None:
+        said = f"{said}; {stated.text} {'are' if stated.exact else 'may be'} {stated.tokens:,}"
+    fix = "Set trainer.tokens_per_step to the tokens of a step of all ranks"
+    yield Diagnosis(
+        f"{OWN_WORD.replace('The level', 'The level of toks_per_s')} {said}. If a step has fewer, the trainer's timer "
+        "leaves out time, and the rate is lower than it says by that factor.",
+        severity="warning" if beyond or word.changes else "info",
+        confidence="medium" if beyond or word.changes else "high",
+        because=[evidence(f"toks_per_s means {meant}", run.source("toks_per_s"))],
+        next_step=f"{fix}: {stated.tokens}, if {stated.text} is right." if stated is not None else f"{fix}.",
     )

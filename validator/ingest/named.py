@@ -18,6 +18,8 @@ from validator.model.catalogue import METRICS
 from validator.model.metrics import FED_LOGS, TrainerMetrics
 from validator.model.readers import READERS, ReaderName
 from validator.model.result import PrintedFormat, Series
+from validator.stats.clock import Claim, Clock, is_running_mean
+from validator.stats.window import covered_steps
 
 
 def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
@@ -148,3 +150,19 @@ def time_by_arrivals(state: ResultBuilder) -> None:
         source=source,
     )
     state.evidence.derived.append("step_time_s")
+
+
+def time_means_by_arrivals(state: ResultBuilder) -> None:
+    """The same where what the trainer prints as the time of a step is the mean since its start, which follows no
+    change: a pace that halves in the middle of a run would fade in over the rest of it."""
+    times = state.series.get("step_time_s")
+    if times is None or "step_time_s" in state.evidence.derived or not np.isfinite(times.values).all():
+        return
+    stamps = state.evidence.arrivals.get(times.source.path)
+    if stamps is None or len(stamps[0]) < 2 or len(times.steps) < 2:
+        return
+    seconds = covered_steps(times.steps) * times.values
+    claim = Claim(times.name, times.source.path, times.steps, seconds, whole=False)
+    if is_running_mean(claim, Clock("the validator's clock", *stamps, own=True)):
+        del state.series["step_time_s"]
+        time_by_arrivals(state)

@@ -12,7 +12,13 @@ from validator.ingest.at_steps import Asked, asked_of, cut_behind
 from validator.ingest.clock import ARRIVALS_FILE, jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
-from validator.ingest.named import printed_table, read_known_files, read_named, time_by_arrivals
+from validator.ingest.named import (
+    printed_table,
+    read_known_files,
+    read_named,
+    time_by_arrivals,
+    time_means_by_arrivals,
+)
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
@@ -181,6 +187,8 @@ def _derive(state: ResultBuilder) -> Asked:
     cut_behind(state, asked.last)
     if first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
         time_by_arrivals(state)
+    elif first is None:
+        time_means_by_arrivals(state)
     state.evidence.tokens_per_step = tokens = _tokens_per_step(state)
     written = dict(state.series)
     for name, made in derived.step_times(state.series, first, tokens, duration_s=state.duration_s).items():

@@ -14,6 +14,7 @@ from typing import Any
 from validator.init.command import nproc_key, trainer_keys
 from validator.init.effects import MOST_ROWS, SHORT_ROWS, settings_to_try
 from validator.init.watched import ENOUGH_STEPS, WatchedCommand
+from validator.model.arguments import settings_in, stated_tokens
 from validator.stats.effect import rows_needed
 from validator.text import format_number
 
@@ -170,8 +171,24 @@ def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
         yield f"    {key}: {yaml_text(value)}"
     if watched.reading is not None and not watched.reading.has_loss:
         yield "    no_loss: true    # none was seen; remove this where the trainer reports one, or NaN is unseen"
-    if not {"toks_per_s"} & watched_series(watched):
-        yield "  # tokens_per_step: 12288     # of all ranks together; then tokens per second are known too"
+    ranks = max(1, command.nproc)
+    yield tokens_line(settings_in(command.words), ranks=ranks, printed="toks_per_s" in watched_series(watched))
+
+
+def tokens_line(settings: Mapping[str, str], *, ranks: int, printed: bool) -> str:
+    """The comment that asks for the tokens of a step, with what a batch and a length among the settings make.
+
+    Args:
+        settings: those of the command, by name.
+        ranks: of the run.
+        printed: whether the trainer prints a rate, which the number then confirms.
+    """
+    stated = stated_tokens(settings, ranks=ranks)
+    use = "then the printed rate is checked too" if printed else "then tokens per second are known too"
+    guess = "" if stated is None else f"; a guess: {stated.text}"
+    return (
+        f"  # tokens_per_step: {12288 if stated is None else stated.tokens}     # of all ranks together; {use}{guess}"
+    )
 
 
 def _metrics(watched: WatchedCommand) -> dict[str, Any]:

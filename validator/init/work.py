@@ -16,10 +16,11 @@ from validator.baseline import value_of
 from validator.errors import ExitCode, FolderError, UserError, disk_errors
 from validator.files import replace_file
 from validator.init.command import name_of, near
-from validator.init.draft import draft, soak_lines, soak_steps, yaml_text
+from validator.init.draft import draft, soak_lines, soak_steps, tokens_line, yaml_text
 from validator.init.launch import launch_of
 from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
+from validator.model.arguments import settings_in
 from validator.model.expression import open_reference
 from validator.model.runbook import Runbook, TrainPhase
 from validator.model.settings import has_placeholder
@@ -180,7 +181,7 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     _require_good(report)
     made = make_baseline([run], runbook=None, margin=0.02, allow_not_go=True)
     written = Path(folder.header.cwd, folder.header.runbook_path).parent
-    text = _with_loss(made.text, report)
+    text = with_tokens_line(_with_loss(made.text, report), folder.header.runbook, report)
     text = _with_soak(_moved(text, written, _folder(path)), folder.header.runbook, report)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
@@ -211,6 +212,19 @@ def _with_loss(text: str, report: ValidationReport) -> str:
     """The text without `no_loss`, which watching a command may have written, where a run did report a loss."""
     reported = any("loss" in run.metrics for phase in report.phases for run in phase.runs)
     return re.sub(r"(?m)^ +no_loss: true\b.*\n", "", text) if reported else text
+
+
+def with_tokens_line(text: str, runbook: Runbook, report: ValidationReport) -> str:
+    """The text with the line that asks for the tokens of a step, where a rate is read that nothing confirms."""
+    rated = any("toks_per_s" in run.metrics for phase in report.phases for run in phase.runs)
+    if not rated or "tokens_per_step" in text:
+        return text
+    settings = {
+        **settings_in(runbook.trainer.command),
+        **{name: str(one) for name, one in runbook.trainer.args.items()},
+    }
+    line = tokens_line(settings, ranks=max(1, runbook.defaults.nproc), printed=True)
+    return re.sub(r"(?m)^trainer:[ \t]*(#.*)?\n", lambda head: f"{head[0]}{line}\n", text, count=1)
 
 
 def _moved(text: str, written: Path, to: Path) -> str:

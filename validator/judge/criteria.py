@@ -108,7 +108,9 @@ def judge_criterion(
     sources = ((one, data[one.source], worst.binding.get(one.source, ("", None))[0]) for one in resolved.values())
     remarks = (source.remark(one, arm=arm) for one, source, arm in sources if isinstance(source, PhaseData))
     named = _named(worst, outcomes, data)
-    return _verdict(criterion, id, unit, replace(named, message=named.message + "".join(remarks)), evidence)
+    return _verdict(
+        criterion, id, unit, replace(named, message=named.message + "".join(dict.fromkeys(remarks))), evidence
+    )
 
 
 def _data(one: Resolved, validation: ValidationRecord, judged: Mapping[str, PhaseReport]) -> Source:

@@ -19,6 +19,7 @@ from validator.model.resolve import LAST_GO, Resolved
 from validator.model.result import MetricStats, Result, ScalarValue
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Evidence, PhaseReport, RunReport, ValidationReport
+from validator.stats.clock import OWN_WORD, OwnWord, own_word
 from validator.stats.estimate import (
     MIN_REPEATS,
     NORMAL_975,
@@ -31,6 +32,7 @@ from validator.stats.estimate import (
 )
 from validator.stats.means import pooled_cv
 from validator.stats.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
+from validator.stats.rate import MODEL_RATE
 from validator.stats.window import SteadyWindow
 from validator.text import quoted
 
@@ -56,6 +58,16 @@ def measured(run: RunRecord) -> RunMeasurement | None:
     fresh = measure(run.result, warmup_steps=spec.warmup_steps, world_size=spec.world_size, declared=declared)
     _measurements[key] = (weakref.ref(run.result, lambda _: _measurements.pop(key, None)), fresh)
     return fresh
+
+
+_OF_THE_RATE = frozenset({"toks_per_s", "toks_per_s_per_rank", MODEL_RATE})
+
+
+def by_own_word(run: RunRecord) -> OwnWord | None:
+    """What the rate of a run means of a step, where nothing else says whether its level is right; None elsewhere."""
+    if run.result is None or not run.spec.trains:
+        return None
+    return own_word(run.result, after_step=run.spec.warmup_steps)
 
 
 def is_exact(resolved: Resolved) -> bool:
@@ -232,6 +244,9 @@ class PhaseData:
 
     def remark(self, resolved: Resolved, *, arm: str) -> str:
         """What was noted of the value where it was read, as a sentence after a space; empty where nothing was."""
+        behind = rate_behind(resolved)
+        if behind.name in _OF_THE_RATE and behind.statistic != "cv":
+            return f" {OWN_WORD}" if any(by_own_word(run) for run in self.arms.get(arm, ())) else ""
         results = (run.result for run in self.arms.get(arm, ()) if resolved.kind == "scalar")
         noted = [one.scalars[resolved.name].note for one in results if one and resolved.name in one.scalars]
         return "".join(f" {note}." for note in dict.fromkeys(noted) if note)

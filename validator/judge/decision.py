@@ -11,6 +11,7 @@ from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting, SoakPhase
 from validator.model.settings import extends, has_placeholder, setting_text
 from validator.model.verdict import Decision, Extension, Finding, PhaseReport, Recommendation, RemedyReport, Status
+from validator.stats.clock import OWN_WORD
 from validator.stats.estimate import MIN_REPEATS
 from validator.text import listed
 
@@ -122,11 +123,18 @@ def decide(
 
 
 def _unseen(phases: Sequence[PhaseReport]) -> str:
-    """What a GO does not cover, as a sentence: a loss that no trainer reported."""
+    """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms."""
     blind = [
         one.id for one in phases if any(v.id == f"{one.id}.finite" and v.status == "SKIPPED" for v in one.criteria)
     ]
-    return f" No loss is read ({listed(blind)}), so NaN or divergence would not be seen." if blind else ""
+    said = f" No loss is read ({listed(blind)}), so NaN or divergence would not be seen." if blind else ""
+    word = [one.id for one in phases if any(v.required and OWN_WORD in v.message for v in one.criteria)]
+    if word:
+        said += (
+            f" The level of toks_per_s ({listed(word)}) is the trainer's own word; set trainer.tokens_per_step to have "
+            "it checked."
+        )
+    return said
 
 
 def _further(vetoes: Sequence[Finding]) -> str:

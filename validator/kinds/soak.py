@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, Trai
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
-from validator.stats.crowding import FULL_PCT, OTHERS_PCT
+from validator.stats.crowding import others_in
 from validator.text import format_number
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ _LONGER = 3
 
 _ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 """Which of two looks at a run decides."""
-
-_MOST = 0.5
-"""Share of the samples of a slow end that other programs crowd, from which it is not this machine's."""
 
 
 class Soak(TrainingKind[SoakPhase]):
@@ -110,30 +108,12 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
             f"whether it is {format_number(limit)} % and does not come back, a soak of {_LONGER * steps:,} steps shows"
         )
         return Found("INCONCLUSIVE", f"{message}; {why}.", lost, limit)
-    if (others := _others_in(run, fall.from_step)) is not None:
+    series = {} if run.result is None else run.result.series
+    end, before = (float(fall.from_step), math.inf), (-math.inf, float(fall.from_step - 1))
+    if (others := others_in(series, slow=end, fast=before)) is not None:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
     return Found("FAIL", f"{message}.", lost, limit)
-
-
-def _others_in(run: JudgedRun, first_step: int) -> float | None:
-    """Per cent of all cores that other programs used from a step on; None where they explain no fall of the rate.
-
-    They do where they crowd most samples there, and took clearly less before.
-    """
-    series = {} if run.result is None else run.result.series
-    busy, others = (series.get(f"telemetry.{name}") for name in ("host_cpu_pct", "host_other_cpu_pct"))
-    if busy is None or others is None:
-        return None
-    used = dict(zip(busy.steps.tolist(), busy.values.tolist(), strict=True))
-    known = [pair for pair in zip(others.steps.tolist(), others.values.tolist(), strict=True) if pair[0] in used]
-    before = [taken for step, taken in known if step < first_step]
-    after = [taken for step, taken in known if step >= first_step]
-    crowded = sum(taken >= OTHERS_PCT and used[step] >= FULL_PCT for step, taken in known if step >= first_step)
-    if not after or crowded < _MOST * len(after):
-        return None
-    mean = sum(after) / len(after)
-    return None if before and mean < sum(before) / len(before) + OTHERS_PCT else mean
 
 
 def _over_few_rows(measurement: RunMeasurement, why: str, limit: float) -> Found:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from validator.model.settings import flat_name
 
@@ -48,6 +50,45 @@ def _added(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
     if not ours or not ours[-1][1]:
         return (f"--{name}", value)
     return (f"--{name}={value}" if ours[-1][1].startswith("--") else f"{name}={value}",)
+
+
+_BATCH = re.compile(r"(?:(?:per_device|device|local|micro|global)_)?(?:train_)?(?:batch_size|batchsize|bs|batch)")
+_LENGTH = re.compile(
+    r"(?:max_)?(?:seq|sequence|context)_?(?:len|length)|seqlen|block_size|ctx_len|n_ctx|context_window|max_length"
+)
+_ACCUMULATION = re.compile(r"(?:gradient_|grad_)?(?:accum|accumulation)(?:_steps)?|accumulate_grad_batches")
+
+
+@dataclass(frozen=True)
+class StatedTokens:
+    """Tokens of a step by the settings of a command, as `text` says them. `exact` is false where the batch may be that
+    of a rank or of a micro-batch, or of all."""
+
+    tokens: int
+    text: str
+    exact: bool
+
+
+def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTokens | None:
+    """What a batch and a sequence length among settings make; None where one is missing, or is there twice."""
+    named = {name: flat_name(name).rpartition(".")[2].replace("-", "_").lower() for name in settings}
+    batch, length, accumulation = (
+        [
+            (name, int(text))
+            for name, flat in named.items()
+            if form.fullmatch(flat) and (text := str(settings[name])).isdecimal() and int(text) > 0
+        ]
+        for form in (_BATCH, _LENGTH, _ACCUMULATION)
+    )
+    batch = [one for one in batch if "global" in one[0]] or batch
+    if len(batch) != 1 or len(length) != 1 or len(accumulation) > 1:
+        return None
+    factors = [*batch, *length]
+    whole = "global" in batch[0][0]
+    if not whole:
+        factors += [*accumulation, *([("ranks", ranks)] if ranks > 1 else [])]
+    text = " × ".join(f"{name.rpartition('.')[2]} {count:,}" for name, count in factors)
+    return StatedTokens(math.prod(count for _, count in factors), text, exact=whole or len(factors) == 2)
 
 
 # What a setting changes, by the words of its name.

@@ -20,7 +20,7 @@ ANSWERS: Mapping[str, str] = {
     "busy-gpu": "",
     "busy-host": "",
     "clock-jump": "",
-    "clock-unverified": "",
+    "clock-unverified": "`trainer.tokens_per_step`",
     "comm-bound": "",
     "config-ignored": "`trainer.args`, `args`, `hardware`",
     "config-unknown": "`trainer.metrics.env`",

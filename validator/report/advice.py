@@ -51,13 +51,18 @@ _ENDS = ("crashed", "ended-early", "oom", "disk-full", "port-in-use", "nccl-erro
 
 
 def _may_explain(finding: FindingView, phase: PhaseReport) -> bool:
-    """Whether the finding can be why the phase is open: other programs change no loss, and make a phase too short.
+    """Whether the finding can be why the phase is open: other programs change no loss, and make a phase too short. A
+    soak whose rate fell is failed only where they do not explain the fall.
 
     What waits for bounds alone is open for no finding, but a run that was disturbed is to be repeated first.
     """
     unmet = [item for item in phase.criteria if item.required and item.status == phase.status]
     if waits_for_bounds(phase):
         return finding.code in DISTURBED
+    if finding.code == "busy-host" and any(
+        item.id == f"{phase.id}.sustained_rate" and item.status == "FAIL" for item in unmet
+    ):
+        return False
     if finding.code == "busy-host":
         return not unmet or any(not item.text.startswith("loss.") for item in unmet)
     return too_short(phase) is None

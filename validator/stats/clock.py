@@ -25,6 +25,13 @@ _STRETCH_S, _STRETCH_SHARE = 0.25, 5e-4
 _AGREEING = 0.1
 """Share of the stretches that agree with a time per step from which the others hold pauses, which it may leave out."""
 
+_OFF, _EXPLAINED = 0.08, 1 / 3
+"""How far parts of a run differ in claimed over elapsed time from which a claim is looked at as a running mean, and the
+share of that which may be left when it is read as one."""
+
+_PARTS, _MIN_PART = 8, 8
+"""Parts of a run in which a claim is compared by itself, and stretches that each has at least."""
+
 HEARTBEAT = "the heartbeat's clock"
 
 _ELAPSED = ("wall_s", "elapsed_s", "wall_time_s", "elapsed", "wall_time", "timestamp", "time_unix_s", "unix_time_s")
@@ -61,10 +68,13 @@ class Claim:
 class ClockComparison:
     """A claim compared with a clock: the median over `stretches` of claimed over elapsed time, and both in all.
 
-    `agreeing` is the share of the stretches in which they agree.
+    `agreeing` is the share of the stretches in which they agree, `lowest` and `highest` are the ratios over the eighths
+    of them in which they are that.
     """
 
     ratio: float
+    lowest: float
+    highest: float
     agreeing: float
     claimed_s: float
     elapsed_s: float
@@ -124,8 +134,11 @@ def compare(claim: Claim, clock: Clock, *, after_step: int = 0) -> ClockComparis
     if sound.sum() < _MIN_STRETCHES:
         return None
     ratios = claimed_gaps[sound] / gaps[sound]
+    parts = _of_parts(claimed_gaps[sound], gaps[sound])
     return ClockComparison(
         ratio=float(np.median(ratios)),
+        lowest=min(parts),
+        highest=max(parts),
         agreeing=float(((ratios >= FITS[0]) & (ratios <= FITS[1])).mean()),
         claimed_s=float(claimed_gaps.sum()),
         elapsed_s=float(gaps.sum()),
@@ -133,6 +146,12 @@ def compare(claim: Claim, clock: Clock, *, after_step: int = 0) -> ClockComparis
         first_step=int(at[0]),
         last_step=int(at[-1]),
     )
+
+
+def _of_parts(claimed: Floats, elapsed: Floats) -> list[float]:
+    """Claimed over elapsed time in parts of the run that have as many stretches each."""
+    parts = np.array_split(np.arange(len(elapsed)), min(_PARTS, max(1, len(elapsed) // _MIN_PART)))
+    return [float(claimed[part].sum() / elapsed[part].sum()) for part in parts]
 
 
 def _stretches(when: Floats) -> npt.NDArray[np.intp]:
@@ -157,6 +176,53 @@ def claims(result: Result, *, tokens: float | None = None) -> Iterator[Claim]:
         yield Claim(times.name, times.source.path, times.steps, seconds, whole=False)
 
 
+OWN_WORD = "The level is the trainer's own word: nothing says how many tokens a step has."
+"""What a verdict on such a rate says."""
+
+
+@dataclass(frozen=True)
+class OwnWord:
+    """A rate whose level rests on the trainer's word, since nothing says how many tokens a step has.
+
+    `tokens` are those of a step that it means where it leaves out least of the validator's time, `usual` those of the
+    median stretch. The two are the same unless they differ by more than a clock may.
+    """
+
+    tokens: float
+    usual: float
+
+    @property
+    def changes(self) -> bool:
+        """Whether the trainer's timer leaves out more of the time in most of the run than in its best part."""
+        return self.usual > FITS[1] * self.tokens
+
+
+def own_word(result: Result, *, after_step: int) -> OwnWord | None:
+    """What `toks_per_s` means of a step at the pace of its arrival; None where the tokens of a step are known, by
+    number, by the time per step beside the rate or by the effective batch and length, or where too few stamps are."""
+    rate, derived = result.series.get("toks_per_s"), result.evidence.derived
+    timed = "step_time_s" in result.series and "step_time_s" not in derived
+    sized = result.effective is not None and {"batch_size", "seq_len"} <= result.effective.keys()
+    if rate is None or "toks_per_s" in derived or timed or sized or result.evidence.tokens_per_step is not None:
+        return None
+    clock = clock_for(result, rate.source.path)
+    return None if clock is None or not _sound(rate) else meant(rate, clock, after_step=after_step)
+
+
+def meant(rate: Series, clock: Clock, *, after_step: int) -> OwnWord | None:
+    """The same of a rate, whatever else says how many tokens a step has; None with too few stamps."""
+    # At one token a step the rate claims too little time by as much as a step has tokens.
+    claim = Claim(rate.name, rate.source.path, rate.steps, covered_steps(rate.steps) / rate.values, whole=True)
+    if is_running_mean(claim, clock):
+        claim = replace(claim, seconds=_of_running_mean(claim))
+    found = compare(claim, clock, after_step=after_step)
+    if found is None or not found.ratio > 0 or not found.highest > 0:
+        return None
+    word = OwnWord(tokens=1 / found.highest, usual=1 / found.ratio)
+    # A trainer's timer may leave out time, and counts none that did not pass: the fewest tokens are the likeliest.
+    return word if word.changes else OwnWord(tokens=word.usual, usual=word.usual)
+
+
 def _sound(series: Series) -> bool:
     return len(series.steps) > 1 and bool((np.isfinite(series.values) & (series.values > 0)).all())
 
@@ -179,13 +245,27 @@ def best_reading(claim: Claim, clock: Clock, *, after_step: int = 0) -> tuple[Cl
     return claim, plain
 
 
+def is_running_mean(claim: Claim, clock: Clock) -> bool:
+    """Whether what a claim says of each row is the mean since the start: as such it keeps to the clock all along, and
+    as the time of the row's own steps it does not. A run whose rate never changes shows neither."""
+    plain, read = compare(claim, clock), compare(replace(claim, seconds=_of_running_mean(claim)), clock)
+    if plain is None or read is None or plain.lowest <= 0 or read.lowest <= 0:
+        return False
+    off, left = plain.highest / plain.lowest - 1, read.highest / read.lowest - 1
+    return off > _OFF and left < _EXPLAINED * off
+
+
+def _of_running_mean(claim: Claim) -> Floats:
+    covered = covered_steps(claim.steps)
+    return np.diff(np.cumsum(covered) * (claim.seconds / covered), prepend=0.0)
+
+
 def _readings(claim: Claim) -> Iterator[tuple[str, Floats]]:
     covered = covered_steps(claim.steps)
     each = claim.seconds / covered
     if not claim.whole and (covered[1:] > 1).any():
         yield "the time of all steps since the row before", each
-    done = np.cumsum(covered)
-    yield "the mean since the start", np.diff(done * each, prepend=0.0)
+    yield "the mean since the start", _of_running_mean(claim)
     if not claim.whole:
         yield "the time since the start", np.diff(each, prepend=0.0)
         yield "milliseconds", claim.seconds / 1e3

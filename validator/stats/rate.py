@@ -19,7 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.model.result import Floats, Result, ScalarValue, Series, Steps
-from validator.stats.clock import FITS, Claim, Clock, best_reading, claims, clock_for, compare, step_ends, timestamps
+from validator.stats.clock import (
+    FITS,
+    Claim,
+    Clock,
+    OwnWord,
+    best_reading,
+    claims,
+    clock_for,
+    compare,
+    meant,
+    step_ends,
+    timestamps,
+)
 from validator.stats.rows import Windowed
 from validator.stats.window import covered_steps
 from validator.text import format_number
@@ -119,7 +131,8 @@ class _Rate:
         self, base: Windowed, result: Result, series: Mapping[str, Series], warmup_steps: int, doubt: str | None
     ) -> None:
         self.base, self.result, self.warmup_steps, self.doubt = base, result, warmup_steps, doubt
-        every = series["toks_per_s"]
+        every = self.series = series["toks_per_s"]
+        self.word: OwnWord | None = None
         self.every, self.rows = every.steps, np.searchsorted(every.steps, base.steps)
         self.covered = covered_steps(every.steps)
         self.times = _matched(every.steps, series.get("step_time_s"))
@@ -139,10 +152,8 @@ class _Rate:
             return self.covered * self.declared
         seconds = self.times if self.times is not None and self.times_are_claim else None
         if seconds is None and self.clock is not None and self.sound:
-            # At one token a step the rate claims too little time by as much as a step has tokens.
-            claim = Claim("toks_per_s", self.base.source, self.every, self.covered / rates, whole=True)
-            found = compare(claim, self.clock, after_step=self.warmup_steps)
-            return None if found is None or not found.ratio > 0 else self.covered / found.ratio
+            self.word = meant(self.series, self.clock, after_step=self.warmup_steps)
+            return None if self.word is None else self.covered * self.word.tokens
         if seconds is None:
             return None
         with np.errstate(invalid="ignore"):
@@ -171,6 +182,8 @@ class _Rate:
                 wall, agrees = found
                 note = f"tokens over wall time by {'the trainer and ' if agrees else ''}{clock.name}, pauses included"
                 break
+            if self.word is not None:
+                note += f", at the {format_number(self.word.tokens, digits=3)} tokens a step that the rate itself means"
             if self.doubt is not None and self.declared is None:
                 doubt = f"{self.doubt}, so the tokens of a step are not known; declare trainer.tokens_per_step"
         values = self.base.values if wall is own else tokens / wall

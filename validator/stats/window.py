@@ -299,7 +299,8 @@ def _note(run: _LevelRun, window: SteadyWindow, levels: tuple[Level, ...], warm_
     if warm_up.rows:
         notes.append(f"warm-up ended at step {window.after_step}: the {run.of} was higher up to there")
     if len(levels) > 1:
-        shown = " → ".join(format_number(level.mean) for level in levels)
+        scale, unit = (1e6, " µs") if run.of == "time per token" else (1.0, "")
+        shown = " → ".join(format_number(scale * level.mean) for level in levels) + unit
         change = f"not steady: the {run.of} changes at step " + ", ".join(str(one.first_step) for one in levels[1:])
         notes.append(f"{change} (means {shown}, {format_change(levels[-1].mean / levels[0].mean - 1)})")
     if slowed:

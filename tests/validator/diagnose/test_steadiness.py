@@ -263,26 +263,34 @@ def test_a_handful_of_rows_is_no_drift_of_a_log_by_itself(tmp_path: Path) -> Non
     assert alone(tmp_path, [1.0, 0.9, 1.6, 1.5, 1.7])["no-steady-state"].severity == "info"
 
 
-@pytest.mark.parametrize(("others", "busy", "named"), [(40, 99, True), (40, 60, False), (3, 99, False)])
-def test_a_rate_that_shifts_while_others_use_the_cpu(tmp_path: Path, others: int, busy: int, named: bool) -> None:
-    """From half of the run on other processes want the cores; a trainer that only prints has no heartbeats."""
+@pytest.mark.parametrize(
+    ("before", "others", "busy", "named"),
+    [(0, 40, 99, True), (0, 40, 60, False), (0, 3, 99, False), (40, 40, 99, False)],
+)
+def test_a_rate_that_shifts_while_others_use_the_cpu(
+    tmp_path: Path, before: int, others: int, busy: int, named: bool
+) -> None:
+    """From half of the run on other processes want the cores; a trainer that only prints has no heartbeats. Where they
+    wanted as much before, the shift is not theirs: a rate that halved was laid to a machine that was busy all along."""
     seconds = [one * (1.3 if i >= N // 2 else 1.0) for i, one in enumerate(times())]
     folder = tmp_path / "r"
     write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
     write_arrivals(folder, seconds)
     ends = list(accumulate(seconds, initial=3.0))
     rows = [
-        f"{START_S + (a + b) / 2},{busy if i >= N // 2 else 55},{2 * others if i >= N // 2 else 0}"
+        f"{START_S + (a + b) / 2},{busy if i >= N // 2 or before else 55},{2 * (others if i >= N // 2 else before)}"
         for i, (a, b) in enumerate(pairwise(ends))
     ]
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "logs/telemetry.csv").write_text("\n".join(("ts,host_cpu_pct,host_other_cpu_pct", *rows)) + "\n")
     found = of_run(folder, steps=N)
     finding = found["rate-shift"]
-    assert "telemetry.host_other_cpu_pct" in finding.message
+    assert ("telemetry.host_other_cpu_pct" in finding.message) is (before == 0)
     assert ("Other programs used" in finding.message) is named
-    assert ("busy-host" in found) is named, "one warning, and the shift names it as its cause"
-    assert "no clocks" not in finding.message.lower()
+    assert ("busy-host" in found) is (named or before > 0), "one warning, and the shift names it as its cause"
+    assert ("no clocks" in finding.message.lower()) is (before > 0)
+    assert "the rate is 1,5" in finding.message
+    assert "tok/s instead of 2,0" in finding.message
     assert finding.next_step.startswith("End the other programs") is named
 
 

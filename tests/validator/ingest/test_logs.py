@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.validator.ingest.folders import (
@@ -12,6 +13,7 @@ from tests.validator.ingest.folders import (
     outcome,
     scalar,
     spec,
+    write_arrivals,
     write_logs,
 )
 from validator.ingest import collect_run
@@ -163,3 +165,22 @@ def test_a_log_of_digits_is_looked_through_in_time(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(f"{digits} speedup {digits}\n" * 60 + "3.5x speedup over eager\n")
     read_log = ReadLog(tmp_path)
     assert [hit.text for hit in scan((tmp_path / "run.log",), read_log)["speedup"]] == ["3.5x speedup over eager"]
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_printed_pace_that_is_the_mean_since_the_start_gives_way_to_the_stamps(mean: bool, tmp_path: Path) -> None:
+    """A pace that halves at step 200 faded in: the mean of the last step was 29 % too fast."""
+    noise = np.random.default_rng(1)
+    times = np.where(np.arange(400) < 200, 0.05, 0.1) * (1 + 0.02 * noise.standard_normal(400))
+    shown = np.cumsum(times) / np.arange(1, 401) if mean else times
+    rows = [f"step {step} loss 2.5 {1 / one:.2f} it/s" for step, one in enumerate(shown, 1)]
+    write_logs(tmp_path, stdout="\n".join(rows) + "\n")
+    write_arrivals(tmp_path, times.tolist(), source="logs/stdout.log")
+    metrics = TrainerMetrics(stdout="step {step} loss {loss} {steps_per_s} it/s")
+    result = collect_run(
+        spec(metrics=metrics, nproc=0, launcher="python"), run_dir=tmp_path, outcome=outcome(duration_s=40.0)
+    )
+    found = result.series["step_time_s"]
+    assert float(found.values[-100:].mean()) == pytest.approx(0.1, rel=0.02)
+    assert float(found.values[50:150].mean()) == pytest.approx(0.05, rel=0.02)
+    assert found.source.path == ("arrivals.jsonl" if mean else "logs/stdout.log")

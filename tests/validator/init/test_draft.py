@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.validator.report import samples
 from validator.init.command import TrainerCommand
 from validator.init.draft import draft, lengths_of, yaml_text
 from validator.init.launch import CommandLaunch
@@ -19,7 +20,7 @@ from validator.init.length import printed_total, total_of_epochs
 from validator.init.reading import TrialReading
 from validator.init.settings import with_placeholders
 from validator.init.watched import WatchedCommand, _TrialWatch
-from validator.init.work import last_run
+from validator.init.work import last_run, with_tokens_line
 from validator.kinds.registry import load, loads
 from validator.model.expression import open_reference
 from validator.model.result import Result, Series, SourceFile
@@ -288,3 +289,46 @@ def test_of_several_run_folders_the_last_counts(tmp_path: Path) -> None:
     assert last_run([last, first, page]) == last
     assert last_run([first, tmp_path / "train.py"]) is None
     assert last_run([page]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "nproc", "said"),
+    [
+        ("train.py --batch_size 8 --block_size=512", 0, "4096 | batch_size 8 × block_size 512"),
+        ("train.py --bs 4 --seq-len 256 --grad-accum 2", 2, "4096 | bs 4 × seq-len 256 × grad-accum 2 × ranks 2"),
+        (
+            "train.py --micro-batch-size 1 --global-batch-size 16 --seq-length 128",
+            2,
+            "2048 | global-batch-size 16 × seq-length 128",
+        ),
+        ("train.py --batch_size 8", 0, "12288 | "),
+    ],
+)
+@pytest.mark.parametrize("rate", ["toks_per_s", "step_time_s"])
+def test_it_asks_for_the_tokens_of_a_step_with_a_guess(rate: str, line: str, nproc: int, said: str) -> None:
+    """Of a trainer that prints tokens per second nobody was asked, and nothing confirmed its rate."""
+    text = draft(watched(line, reading("loss", rate), nproc=nproc), name="made", base=Path("/"))
+    (asked,) = [one for one in text.splitlines() if "tokens_per_step" in one]
+    count, _, guess = said.partition(" | ")
+    assert asked.startswith(f"  # tokens_per_step: {count} ")
+    assert asked.endswith(f"; a guess: {guess}" if guess else "too")
+    assert ("the printed rate is checked" in asked) is (rate == "toks_per_s")
+    uncommented = text.replace(asked, asked.replace("# tokens", "tokens", 1))
+    assert loads(uncommented).trainer.tokens_per_step == int(count)
+
+
+def test_a_runbook_from_a_run_asks_for_the_tokens_of_a_step() -> None:
+    text = """
+schema: 1
+name: a
+trainer:
+  command: [train.py, --batch-size, "2", --seq-len, "64"]
+  metrics: {stdout: "step {step} loss {loss} {toks_per_s}"}
+defaults: {nproc: 0}
+phases:
+  - {id: baseline, kind: train, steps: 50, accept: [loss.last < 3]}
+"""
+    made = with_tokens_line(text, loads(text), samples.go())
+    assert "trainer:\n  # tokens_per_step: 128 " in made
+    assert loads(made) == loads(text)
+    assert with_tokens_line(made, loads(made), samples.go()) == made

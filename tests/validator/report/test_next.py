@@ -11,7 +11,7 @@ from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.errors import ExitCode
 from validator.model.result import ScalarValue
-from validator.model.verdict import Finding, Needed, ValidationReport
+from validator.model.verdict import Finding, Needed, Status, ValidationReport
 from validator.report.advice import next_command
 from validator.report.build import build_page
 from validator.report.html import render_html
@@ -69,6 +69,22 @@ def test_a_phase_that_is_too_short_is_to_be_longer_whatever_its_pace(open_for: s
 def test_what_is_open_for_another_reason_is_explained_by_what_was_noticed() -> None:
     step = build_page(too_short(None)).next_step
     assert (step.name, step.value) == ("host-bound", "Profile.")
+
+
+@pytest.mark.parametrize(("status", "code"), [("FAIL", "rate-shift"), ("INCONCLUSIVE", "busy-host")])
+def test_other_programs_do_not_explain_a_fall_of_the_rate_that_failed(status: Status, code: str) -> None:
+    """They used the CPU before the fall as well, and the next step was to end them."""
+    criteria = (pieces.verdict("baseline.sustained_rate", "the run does not lastingly become slower", status),)
+    phase = pieces.baseline(status, criteria=criteria)
+    busy, shift = (
+        Finding(code=one, severity="warning", confidence="high", phase="baseline", message="m", next_step=one)
+        for one in ("busy-host", "rate-shift")
+    )
+    decision = "NO_GO" if status == "FAIL" else "INCONCLUSIVE"
+    changed = {"decision": decision, "exit_code": 1, "phases": (phase,), "findings": (busy, shift)}
+    step = build_page(samples.go().model_copy(update=changed)).next_step
+    assert step is not None
+    assert step.name == code
 
 
 @pytest.mark.parametrize(

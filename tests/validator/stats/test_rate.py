@@ -10,6 +10,7 @@ import pytest
 
 from tests.validator.judge.samples import CSV, ar1, judge_one, result, run_record, series, verdict
 from validator.model.result import Result, RunEvidence
+from validator.stats.clock import own_word
 from validator.stats.measure import RunMeasurement, measure
 
 TOKENS = 1000.0
@@ -253,3 +254,14 @@ def test_rows_that_arrive_at_the_end_alone_say_nothing_of_their_time() -> None:
     late = {"arrivals": {CSV.path: (np.array([298, 299, 300]), np.array([40.0, 40.1, 52.0]))}}
     found = measure(told(TOKENS / times, times, **late), warmup_steps=20)
     assert mean(found) == pytest.approx(280 * TOKENS / times[20:].sum(), rel=1e-6)
+
+
+def test_a_running_mean_that_begins_slow_is_no_rate_that_hides_time() -> None:
+    """Of tokens over the time since the start, the first rows mean few tokens at the pace of their arrival."""
+    wall = ar1(400, cv=0.01, level=0.1)
+    wall[0] = 30.0
+    running = TOKENS * np.arange(1, 401) / np.cumsum(wall)
+    found = own_word(told(running, None, **arrivals(wall)), after_step=20)
+    assert found is not None
+    assert not found.changes
+    assert found.tokens == pytest.approx(TOKENS, rel=0.03)
