@@ -21,7 +21,7 @@ ELSEWHERE = {
     "comparing.md": 4,
     "nightly.md": 1,
     "service.md": 4,
-    "service_proxy.md": 3,
+    "service_proxy.md": 2,
     "tour.md": 1,
 }
 """Blocks of commands that are not run here, by page; a new one has to be argued for."""
