@@ -17,7 +17,7 @@ from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import has_steps, read_table
-from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry, times_of_arrivals
+from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry, times_of_arrivals, with_steps
 from validator.model.catalogue import METRICS
 from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress
 from validator.times import unix_seconds
@@ -213,17 +213,18 @@ def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps
     windows = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps] + jumps
     telemetry = state.out / "logs" / "telemetry.csv"
     samples = read_samples(telemetry, state.read_log) if is_file(telemetry) else None
-    state.evidence.samples = samples
     if first is not None:
         state.evidence.step_times_s, state.evidence.resumed_s = first.step_times_s, first.resumed_s
     if samples is not None:
         arrived = times_of_arrivals(state.evidence.arrivals, started_s=state.started_s)
         ended = arrived if first is None else first.step_times_s
+        samples = with_steps(samples, ended)
         machine, throttled = read_telemetry(samples, telemetry, ended, state.read_log)
         machine = {name: one for name, one in machine.items() if name not in state.series}
         state.evidence.derived += (name for name in machine if name in METRICS)
         state.series |= machine
         windows += throttled or disturbed_somewhere(samples, telemetry, ended, state.series, state.read_log)
+    state.evidence.samples = samples
     state.evidence.invalid_windows = windows
 
 

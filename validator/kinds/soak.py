@@ -1,4 +1,4 @@
-"""A long run under the watchdog: rate, memory and gates must stay steady to the end."""
+"""A long run under the watchdog: rate and memory must last to the end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, TrainingKind
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
 from validator.stats.crowding import FULL_PCT, OTHERS_PCT
-from validator.text import format_number
+from validator.stats.growth import COLUMN, LEAST_MIB, LONG_RUN_S, MIN_SAMPLES, RunMemory, lasting_growth, run_memory
+from validator.text import format_duration, format_number, plural
 
 if TYPE_CHECKING:
     from validator.stats.measure import RunMeasurement
@@ -26,6 +29,9 @@ _CLEAR = 2.0
 _LONGER = 3
 """Times as many steps, which show whether a rate comes back."""
 
+_FARTHEST = 100
+"""Times the growth that was seen, to which it is taken to go on: farther ahead, a longer soak must show it."""
+
 _ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 """Which of two looks at a run decides."""
 
@@ -38,10 +44,13 @@ class Soak(TrainingKind[SoakPhase]):
 
     schema = SoakPhase
     must_ask = True
-    asks_unwritten = (("halt", "sustained_rate"), "nothing halts the run; the rate lasts")
+    asks_unwritten = (
+        ("halt", "sustained_rate", "sustained_memory"),
+        "nothing halts the run; the rate lasts; the memory on the host does not grow until it is full",
+    )
 
     def criteria(self, phase: SoakPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
-        """Nothing halts the run, and its rate lasts."""
+        """Nothing halts the run, and its rate and its memory last."""
         yield ImplicitCriterion("halt", "nothing halts the run", _halt, final=True)
         limit = _slow_down_limit(phase)
         yield ImplicitCriterion(
@@ -50,10 +59,25 @@ class Soak(TrainingKind[SoakPhase]):
             lambda run: _sustained_rate(run, limit),
             required=_has_rate,
         )
+        yield ImplicitCriterion(
+            "sustained_memory",
+            "the memory on the host does not grow until it is full",
+            lambda run: _sustained_memory(run, runbook),
+            required=_has_memory,
+        )
 
 
 def _has_rate(runs: Sequence[JudgedRun]) -> bool:
     return any(run.result is not None and {"toks_per_s", "step_time_s"} & set(run.result.series) for run in runs)
+
+
+def _has_memory(runs: Sequence[JudgedRun]) -> bool:
+    found = (_memory_of(run) for run in runs)
+    return any(memory is not None and len(memory.mib) >= MIN_SAMPLES for memory in found)
+
+
+def _memory_of(run: JudgedRun) -> RunMemory | None:
+    return run_memory(run.evidence.samples, run.spec.warmup_steps)
 
 
 def _halt(run: JudgedRun) -> Found:
@@ -134,6 +158,43 @@ def _others_in(run: JudgedRun, first_step: int) -> float | None:
         return None
     mean = sum(after) / len(after)
     return None if before and mean < sum(before) / len(before) + OTHERS_PCT else mean
+
+
+def _sustained_memory(run: JudgedRun, runbook: Runbook) -> Found:
+    """Whether the memory of the run's processes lasts for a long run; it fails where a leak is beyond doubt."""
+    memory = _memory_of(run)
+    if memory is None:
+        return Found("INCONCLUSIVE", "Whether the memory lasts is not known: it was not sampled.")
+    if len(memory.mib) < MIN_SAMPLES:
+        few = f"{plural(len(memory.mib), 'sample')} after warm-up, and {MIN_SAMPLES} are needed"
+        return Found("INCONCLUSIVE", f"Whether the memory lasts is not known: {few}; run longer.")
+    seen = (Seen(f"{len(memory.mib)} samples of {COLUMN}", run.source("telemetry.csv")),)
+    growth = lasting_growth(memory.times_s, memory.mib)
+    if growth is None:
+        watched = format_duration(memory.span_s)
+        message = f"What the run's processes hold does not grow to the end, by {LEAST_MIB:g} MiB or more in {watched}."
+        return Found("PASS", message, evidence=seen)
+    message, lasts_s = growth.text(memory.left_mib), growth.full_in_s(memory.left_mib)
+    needed_s = _must_last_s(run, runbook, memory)
+    if lasts_s is not None and lasts_s > needed_s:
+        message = f"{message}, which is longer than the {format_duration(needed_s)} of a long run."
+        return Found("PASS", message, evidence=seen)
+    if lasts_s is not None and growth.steady and lasts_s <= _FARTHEST * growth.span_s:
+        return Found("FAIL", f"{message}.", evidence=seen)
+    longer = f"a soak of {_LONGER * run.spec.steps:,} steps" if run.spec.steps else "a longer soak"
+    return Found("INCONCLUSIVE", f"{message}; whether it reaches a plateau, {longer} shows.", evidence=seen)
+
+
+def _must_last_s(run: JudgedRun, runbook: Runbook, memory: RunMemory) -> float:
+    """How long the memory must last: for the planned run where it is declared, and for this one."""
+    trainer = runbook.trainer
+    planned_s = LONG_RUN_S
+    if trainer.planned_steps is not None and memory.step_s is not None:
+        planned_s = trainer.planned_steps * memory.step_s
+    elif trainer.planned_tokens is not None and run.result is not None and "toks_per_s" in run.result.series:
+        rate = float(np.nanmedian(run.result.series["toks_per_s"].values))
+        planned_s = trainer.planned_tokens / rate if rate > 0 else LONG_RUN_S
+    return max(planned_s, memory.span_s)
 
 
 def _over_few_rows(measurement: RunMeasurement, why: str, limit: float) -> Found:

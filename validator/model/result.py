@@ -128,12 +128,13 @@ class Samples:
     """The machine during a run.
 
     `times_s [n]` UNIX time of each sample, `columns` name to `values [n]` as `system.sampler` names them, NaN where a
-    cell is not a number.
+    cell is not a number. `steps [n]` the step under way at each sample, -1 where none is known.
     """
 
     source: SourceFile
     times_s: npt.NDArray[np.float64]
     columns: Mapping[str, npt.NDArray[np.float64]]
+    steps: npt.NDArray[np.int64] | None = None
 
 
 # What a run left besides its series and scalars.
