@@ -29,7 +29,7 @@ _CLEAR = 2.0
 _LONGER = 3
 """Times as many steps, which show whether a rate comes back."""
 
-_FARTHEST = 100
+FARTHEST = 100
 """Times the growth that was seen, to which it is taken to go on: farther ahead, a longer soak must show it."""
 
 _ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
@@ -179,7 +179,7 @@ def _sustained_memory(run: JudgedRun, runbook: Runbook) -> Found:
     if lasts_s is not None and lasts_s > needed_s:
         message = f"{message}, which is longer than the {format_duration(needed_s)} of a long run."
         return Found("PASS", message, evidence=seen)
-    if lasts_s is not None and growth.steady and lasts_s <= _FARTHEST * growth.span_s:
+    if lasts_s is not None and growth.steady and lasts_s <= FARTHEST * growth.span_s:
         return Found("FAIL", f"{message}.", evidence=seen)
     longer = f"a soak of {_LONGER * run.spec.steps:,} steps" if run.spec.steps else "a longer soak"
     return Found("INCONCLUSIVE", f"{message}; whether it reaches a plateau, {longer} shows.", evidence=seen)

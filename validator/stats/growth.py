@@ -35,6 +35,9 @@ _FINE = 6
 _EVEN = {6: 0.25, 4: 0.5}
 """Share of an even rise that each part must have: memory that rises in one step has reached a plateau."""
 
+_LAST_RISE = 0.65
+"""Share of the samples after which memory must still rise: what rises in four steps or more does."""
+
 _LEVELLING = 0.5
 """Later growth over earlier growth, below which memory reaches a plateau."""
 
@@ -152,12 +155,19 @@ def _growth_of(times_s: Floats, mib: Floats, count: int) -> _Rise | None:
     parts = np.array_split(np.arange(len(mib)), count)
     kept = np.minimum.accumulate(np.array([mib[part].min() for part in parts])[::-1])[::-1]
     rises, grown = np.diff(kept), float(kept[-1] - kept[0])
-    if grown < LEAST_MIB or rises.min() < _EVEN[count] * grown / len(rises):
+    least = _EVEN[count] * grown / len(rises)
+    if grown < LEAST_MIB or rises.min() < least or _level_from(mib, least) < _LAST_RISE:
         return None
     side = len(rises) // 2
     evenness = float(rises[-side:].sum() / rises[:side].sum())
     if evenness < _LEVELLING:
         return None
-    middles = [float(times_s[part].mean()) for part in parts]
-    slopes = [(kept[b] - kept[a]) / (middles[b] - middles[a]) for a, b in combinations(range(count), 2)]
+    begin = [float(times_s[part[0]]) for part in parts]  # where memory that only rises is least
+    slopes = [(kept[b] - kept[a]) / (begin[b] - begin[a]) for a, b in combinations(range(count), 2)]
     return _Rise(float(np.median(slopes)), grown, float(kept[-1]), evenness)
+
+
+def _level_from(mib: Floats, least: float) -> float:
+    """The share of the samples after which what is kept rises no more by `least`."""
+    end = mib[-max(2, len(mib) // 10) :].min()
+    return float(np.flatnonzero(mib <= end - least).max(initial=-1) + 1) / len(mib)
