@@ -13,7 +13,7 @@ from validator.model.expression import Binary, ExpressionError, Number, parse_cr
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
 from validator.stats.crowding import FULL_PCT, OTHERS_PCT
-from validator.stats.growth import COLUMN, LEAST_MIB, LONG_RUN_S, MIN_SAMPLES, RunMemory, lasting_growth, run_memory
+from validator.stats.growth import COLUMN, LEAST_MIB, LONG_RUN_S, MIN_SAMPLES, RunMemory, lasting_growth, run_memories
 from validator.text import format_duration, format_number, plural
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _LONGER = 3
 """Times as many steps, which show whether a rate comes back."""
 
 FARTHEST = 100
-"""Times the growth that was seen, to which it is taken to go on: farther ahead, a longer soak must show it."""
+"""Times the growth that was seen, to which it is extrapolated: farther ahead, a longer soak must show it."""
 
 _ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 """Which of two looks at a run decides."""
@@ -72,12 +72,8 @@ def _has_rate(runs: Sequence[JudgedRun]) -> bool:
 
 
 def _has_memory(runs: Sequence[JudgedRun]) -> bool:
-    found = (_memory_of(run) for run in runs)
-    return any(memory is not None and len(memory.mib) >= MIN_SAMPLES for memory in found)
-
-
-def _memory_of(run: JudgedRun) -> RunMemory | None:
-    return run_memory(run.evidence.samples, run.spec.warmup_steps)
+    found = (memory for run in runs for memory in run_memories(run.evidence, run.spec.warmup_steps))
+    return any(len(memory.mib) >= MIN_SAMPLES for memory in found)
 
 
 def _halt(run: JudgedRun) -> Found:
@@ -161,21 +157,26 @@ def _others_in(run: JudgedRun, first_step: int) -> float | None:
 
 
 def _sustained_memory(run: JudgedRun, runbook: Runbook) -> Found:
-    """Whether the memory of the run's processes lasts for a long run; it fails where a leak is beyond doubt."""
-    memory = _memory_of(run)
-    if memory is None:
-        return Found("INCONCLUSIVE", "Whether the memory lasts is not known: it was not sampled.")
+    """Whether the memory of the run's processes lasts, on the node where it lasts least."""
+    memories = run_memories(run.evidence, run.spec.warmup_steps)
+    enough = [memory for memory in memories if len(memory.mib) >= MIN_SAMPLES]
+    found = [_lasts(memory, run, _must_last_s(run, runbook, memory)) for memory in enough or memories]
+    unknown = Found("INCONCLUSIVE", "Whether the memory lasts is not known: it was not sampled.")
+    return min(found, key=lambda one: _ORDER.index(one.status), default=unknown)
+
+
+def _lasts(memory: RunMemory, run: JudgedRun, needed_s: float) -> Found:
+    """The same of one node; it fails where a leak is beyond doubt."""
     if len(memory.mib) < MIN_SAMPLES:
         few = f"{plural(len(memory.mib), 'sample')} after warm-up, and {MIN_SAMPLES} are needed"
         return Found("INCONCLUSIVE", f"Whether the memory lasts is not known: {few}; run longer.")
-    seen = (Seen(f"{len(memory.mib)} samples of {COLUMN}", run.source("telemetry.csv")),)
+    seen = (Seen(f"{len(memory.mib)} samples of {COLUMN}", memory.source),)
     growth = lasting_growth(memory.times_s, memory.mib)
     if growth is None:
         watched = format_duration(memory.span_s)
         message = f"What the run's processes hold does not grow to the end, by {LEAST_MIB:g} MiB or more in {watched}."
         return Found("PASS", message, evidence=seen)
-    message, lasts_s = growth.text(memory.left_mib), growth.full_in_s(memory.left_mib)
-    needed_s = _must_last_s(run, runbook, memory)
+    message, lasts_s = growth.text(memory), growth.full_in_s(memory.left_mib)
     if lasts_s is not None and lasts_s > needed_s:
         message = f"{message}, which is longer than the {format_duration(needed_s)} of a long run."
         return Found("PASS", message, evidence=seen)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from validator.model.result import Floats, Samples
+from validator.model.result import Floats, RunEvidence, Samples
 from validator.text import format_duration
 
 COLUMN = "host_run_mem_mib"
 """The column of the samples that holds the memory of the run's processes."""
 
 MIN_SAMPLES = 12
-"""Samples after warm-up from which growth and a plateau can be told from each other."""
+"""Samples after warm-up from which growth can be distinguished from a plateau."""
 
 LEAST_MIB = 16.0
 """Growth that is looked at; what an interpreter and its allocator take now and then is less."""
@@ -53,13 +53,16 @@ class RunMemory:
     """What a run's processes held, by samples after warm-up.
 
     `times_s [n]` UNIX time, `mib [n]`, `step_s` time of a step where steps are known, `left_mib` what the machine, or
-    the container, had left at the end.
+    the container, had left at the end. `source` is the file that holds them, `node` the name of another node than that
+    of rank 0.
     """
 
     times_s: Floats
     mib: Floats
     step_s: float | None
     left_mib: float | None
+    source: str = ""
+    node: str = ""
 
     @property
     def span_s(self) -> float:
@@ -68,7 +71,7 @@ class RunMemory:
 
 
 @dataclass(frozen=True)
-class Growth:
+class MemoryGrowth:
     """Memory that grows to the end: by `grown_mib` in the last `span_s` seconds.
 
     `steady` where half of the run or more shows it, and nothing of a plateau.
@@ -83,22 +86,30 @@ class Growth:
         """Seconds until so much memory is filled; None where what is left is not known."""
         return None if left_mib is None else left_mib / self.mib_per_s
 
-    def text(self, left_mib: float | None) -> str:
+    def text(self, memory: RunMemory) -> str:
         """A clause that says how much it is and, where it is known what is left, when that is full."""
         per_s = self.mib_per_s
-        rate = f"{per_s:,.0f} MiB/s" if per_s >= 10 else f"{60 * per_s:,.0f} MiB/min" if per_s >= 0.1 else ""
+        rate = f"{per_s:,.0f} MiB/s" if per_s >= 10 else f"{60 * per_s:,.0f} MiB/min" if per_s >= 0.1 else None
+        rate = rate or f"{3600 * per_s:,.0f} MiB/h"
         text = (
-            f"What the run's processes hold on the host grows to the end, by {self.grown_mib:,.0f} MiB in the last "
-            f"{format_duration(self.span_s)} ({rate or f'{3600 * per_s:,.0f} MiB/h'})"
+            f"What the run's processes hold on {memory.node or 'the host'} grows to the end, by "
+            f"{self.grown_mib:,.0f} MiB in the last {format_duration(self.span_s)} ({rate})"
         )
-        if left_mib is None:
+        if memory.left_mib is None:
             return text
-        full = format_duration(left_mib / per_s)
-        return f"{text}; at this rate the {left_mib:,.0f} MiB that are left are full in {full}"
+        full = format_duration(memory.left_mib / per_s)
+        return f"{text}; at this rate the {memory.left_mib:,.0f} MiB that are left are full in {full}"
 
 
-def run_memory(samples: Samples | None, warmup_steps: int) -> RunMemory | None:
-    """The memory of a run after warm-up; None where it was not sampled.
+def run_memories(evidence: RunEvidence, warmup_steps: int) -> list[RunMemory]:
+    """The memory of a run after warm-up, on each node where it was sampled."""
+    sampled = {"": evidence.samples, **evidence.node_samples}
+    found = (run_memory(samples, warmup_steps, node=name) for name, samples in sampled.items())
+    return [one for one in found if one is not None]
+
+
+def run_memory(samples: Samples | None, warmup_steps: int, *, node: str = "") -> RunMemory | None:
+    """The memory of a run on one node after warm-up; None where it was not sampled.
 
     Where no sample has a step, the first quarter of them is the warm-up.
     """
@@ -117,11 +128,12 @@ def run_memory(samples: Samples | None, warmup_steps: int) -> RunMemory | None:
     available = samples.columns.get("host_mem_available_mib", np.empty(0))
     left = available[late] if available.size else available
     left = left[np.isfinite(left)]
-    return RunMemory(times, samples.columns[COLUMN][late], step_s, float(left[-1]) if left.size else None)
+    left_mib = float(left[-1]) if left.size else None
+    return RunMemory(times, samples.columns[COLUMN][late], step_s, left_mib, samples.source.path, node)
 
 
-def lasting_growth(times_s: Floats, mib: Floats) -> Growth | None:
-    """Growth that goes on to the end of these samples; None where there is none, or too few samples to see it.
+def lasting_growth(times_s: Floats, mib: Floats) -> MemoryGrowth | None:
+    """Growth that lasts to the end of these samples; None where there is none, or too few samples to see it.
 
     Args:
         times_s: `[n]`, rising.
@@ -137,7 +149,7 @@ def lasting_growth(times_s: Floats, mib: Floats) -> Growth | None:
         if found is not None and (not first or found.kept_mib > mib[:first].max()):
             even = found.evenness >= _STEADY and parts == _FINE
             span_s = float(times_s[-1] - times_s[first])
-            return Growth(found.mib_per_s, found.grown_mib, span_s, even and share >= 1 / 2 and many >= _MANY)
+            return MemoryGrowth(found.mib_per_s, found.grown_mib, span_s, even and share >= 1 / 2 and many >= _MANY)
     return None
 
 
