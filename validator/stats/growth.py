@@ -111,17 +111,27 @@ def run_memories(evidence: RunEvidence, warmup_steps: int) -> list[RunMemory]:
 def run_memory(samples: Samples | None, warmup_steps: int, *, node: str = "") -> RunMemory | None:
     """The memory of a run on one node after warm-up; None where it was not sampled.
 
-    Where no sample has a step, the first quarter of them is the warm-up.
+    Where less than half of the samples have a step, the first quarter is the warm-up. The last tenth is left out, and
+    what is far below the level before it: processes end there, and the last step is known to a fraction of a second.
     """
-    if samples is None or COLUMN not in samples.columns or not np.isfinite(samples.columns[COLUMN]).any():
+    if samples is None or COLUMN not in samples.columns:
+        return None
+    mib = samples.columns[COLUMN]
+    held = np.flatnonzero(np.isfinite(samples.times_s) & np.isfinite(mib) & (mib >= 0))
+    if not held.size:
         return None
     steps = samples.steps
-    if steps is None or not (steps >= 0).any():
-        late = np.arange(len(samples.times_s)) >= len(samples.times_s) / 4
+    if steps is not None and 2 * (steps[held] >= 0).sum() >= held.size:
+        held = held[steps[held] >= 0]
+        begin = int(np.searchsorted(steps[held], warmup_steps, side="right"))
     else:
-        late = steps > warmup_steps
-    late &= np.isfinite(samples.columns[COLUMN])
+        steps, begin = None, held.size // 4
+    level = np.median(mib[held[held.size // 2 :]])
+    end = int(np.flatnonzero(mib[held] >= level / 2)[-1]) + 1
+    late = held[begin : end - -(-end // 10)]
     times = samples.times_s[late]
+    if (np.diff(times) <= 0).any():  # the clock was set: samples are taken at even times
+        times = np.arange(len(times)) * max(float(np.median(np.diff(times))), 1e-3)
     step_s = None
     if steps is not None and times.size and steps[late][-1] > steps[late][0] >= 0:
         step_s = float((times[-1] - times[0]) / (steps[late][-1] - steps[late][0]))
@@ -129,7 +139,7 @@ def run_memory(samples: Samples | None, warmup_steps: int, *, node: str = "") ->
     left = available[late] if available.size else available
     left = left[np.isfinite(left)]
     left_mib = float(left[-1]) if left.size else None
-    return RunMemory(times, samples.columns[COLUMN][late], step_s, left_mib, samples.source.path, node)
+    return RunMemory(times, mib[late], step_s, left_mib, samples.source.path, node)
 
 
 def lasting_growth(times_s: Floats, mib: Floats) -> MemoryGrowth | None:

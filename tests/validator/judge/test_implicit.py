@@ -414,9 +414,9 @@ def test_the_memory_of_a_soak_must_last_for_the_planned_run() -> None:
 
 def test_a_soak_of_few_samples_or_none_is_not_judged_by_its_memory() -> None:
     few = verdict(_held(1000 + 40.0 * np.arange(20)[:15]), "sustained_memory")
-    assert (few.status, few.required) == ("INCONCLUSIVE", True), "14 samples after warm-up"
+    assert (few.status, few.required) == ("INCONCLUSIVE", True), "13 samples after warm-up"
     few = verdict(_held(1000 + 40.0 * np.arange(10)), "sustained_memory")
     assert (few.status, few.required) == ("INCONCLUSIVE", False)
-    assert "10 samples after warm-up, and 12 are needed" in few.message
+    assert "9 samples after warm-up, and 12 are needed" in few.message
     none = verdict(_soak(ar1(300, cv=0.005)), "sustained_memory")
     assert (none.status, none.required) == ("INCONCLUSIVE", False)

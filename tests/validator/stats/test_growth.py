@@ -60,6 +60,32 @@ def test_what_is_given_back_or_ends_in_a_plateau_is_no_growth(shape: np.ndarray)
     assert lasting_growth(T, noise() + shape) is None
 
 
+def test_processes_that_end_do_not_hide_a_leak() -> None:
+    """Samples of the end of a run are among those of its training: ranks end one after the other."""
+    mib = np.r_[1000 + 5.0 * np.arange(60), 1100.0, 700.0, 40.0, 4.0, 4.0]
+    for steps in (None, np.r_[np.arange(62), -1, -1, -1]):
+        samples = Samples(SourceFile(path="t.csv", sha256="0" * 64, bytes=0), np.arange(65.0), {COLUMN: mib}, steps)
+        found = run_memory(samples, 5)
+        assert found is not None
+        growth = lasting_growth(found.times_s, found.mib)
+        assert growth is not None
+        assert growth.mib_per_s == pytest.approx(5.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_odd_samples_are_no_error() -> None:
+    source = SourceFile(path="t.csv", sha256="0" * 64, bytes=0)
+    for mib in (-T, np.full(N, np.nan), np.zeros(N), np.r_[5.0, np.full(N - 1, np.nan)]):
+        for times in (T, np.zeros(N), np.r_[T[:120], T[:120]]):
+            found = run_memory(Samples(source, times, {COLUMN: mib, "host_mem_available_mib": mib}), 5)
+            assert found is None or lasting_growth(found.times_s, found.mib) is None
+    found = run_memory(Samples(source, np.r_[T[:120], T[:120]], {COLUMN: 4 * T}), 5)
+    assert found is not None
+    growth = lasting_growth(found.times_s, found.mib)
+    assert growth is not None
+    assert growth.mib_per_s == pytest.approx(4.0), "a clock that was set back hides nothing"
+
+
 def test_few_samples_show_nothing() -> None:
     assert lasting_growth(T[:11], 50 * T[:11]) is None
     found = lasting_growth(T[:18], 50 * T[:18])
@@ -73,9 +99,9 @@ def test_the_warm_up_and_what_comes_after_the_last_step_are_left_out() -> None:
     samples = Samples(SourceFile(path="t.csv", sha256="0" * 64, bytes=0), np.arange(40.0), columns)
     unknown = run_memory(samples, 100)
     assert unknown is not None
-    assert len(unknown.mib) == 30, "without steps a quarter is the warm-up"
+    assert len(unknown.mib) == 26, "without steps a quarter is the warm-up, and a tenth the end"
     steps = np.r_[np.full(5, -1), 10 * np.arange(30), np.full(5, -1)]
     known = run_memory(Samples(samples.source, samples.times_s, columns, steps), 150)
     assert known is not None
-    assert (len(known.mib), known.step_s, known.left_mib) == (14, 0.1, 6000.0)
+    assert (len(known.mib), known.step_s, known.left_mib) == (11, 0.1, 6000.0)
     assert run_memory(Samples(samples.source, samples.times_s, {}), 0) is None
