@@ -131,7 +131,8 @@ def run_memory(samples: Samples | None, warmup_steps: int, *, node: str = "") ->
     late = held[begin : end - -(-end // 10)]
     times = samples.times_s[late]
     if (np.diff(times) <= 0).any():  # the clock was set: samples are taken at even times
-        times = np.arange(len(times)) * max(float(np.median(np.diff(times))), 1e-3)
+        interval_s = max(float(np.median(np.diff(times))), 1e-3)
+        times = np.arange(len(times), dtype=np.float64) * interval_s
     step_s = None
     if steps is not None and times.size and steps[late][-1] > steps[late][0] >= 0:
         step_s = float((times[-1] - times[0]) / (steps[late][-1] - steps[late][0]))
