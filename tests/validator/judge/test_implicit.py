@@ -420,3 +420,14 @@ def test_a_soak_of_few_samples_or_none_is_not_judged_by_its_memory() -> None:
     assert "9 samples after warm-up, and 12 are needed" in few.message
     none = verdict(_soak(ar1(300, cv=0.005)), "sustained_memory")
     assert (none.status, none.required) == ("INCONCLUSIVE", False)
+
+
+def test_the_node_whose_memory_lasts_least_decides() -> None:
+    columns = {"host_run_mem_mib": 1000 + 4.0 * np.arange(300), "host_mem_available_mib": np.full(300, 9000.0)}
+    leaking = Samples(CSV, 1e9 + np.arange(300), columns, np.arange(1, 301))
+    level = Samples(CSV, leaking.times_s, {**columns, "host_run_mem_mib": np.full(300, 1000.0)}, leaking.steps)
+    found = result(evidence=RunEvidence(samples=level, node_samples={"n2": level, "n3": leaking}))
+    report = judge_one("loss.last < loss.first", kind="soak", runs=[run_record("baseline", kind="soak", found=found)])
+    held = verdict(report, "sustained_memory")
+    assert held.status == "FAIL"
+    assert "processes hold on n3 grows" in held.message
