@@ -48,6 +48,7 @@ BENCHMARKS = (  # short ones first: what is interrupted has told most of it
     Benchmark("calibration"),
     Benchmark("bounds"),
     Benchmark("lasting"),
+    Benchmark("growth"),
     Benchmark("comparing", ("--trials", "1000")),
     Benchmark("findings"),
     Benchmark("fleet"),

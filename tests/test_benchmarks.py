@@ -34,6 +34,7 @@ def test_every_benchmark_is_run_or_named_with_a_reason() -> None:
         ("calibration", ("--trials", "1")),
         ("bounds", ("--trials", "1")),
         ("lasting", ("--trials", "1", "--only", "85%")),
+        ("growth", ("--trials", "1")),
         ("fleet", ("--trials", "1")),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.result import Series
+from validator.stats.growth import COLUMN, LONG_RUN_S, lasting_growth, run_memories
 from validator.text import format_duration, format_percent
 
 HEADROOM = 0.10
@@ -217,6 +218,30 @@ def memory_growth(run: RunFacts) -> Iterator[Diagnosis]:
             "without .item(), growing caches), by torch.cuda.memory._snapshot() or tracemalloc.",
         )
         return
+    yield from _growth_of_processes(run)
+
+
+def _growth_of_processes(run: RunFacts) -> Iterator[Diagnosis]:
+    """The same by the samples of what the run's processes hold, which no trainer needs to write."""
+    memories = run_memories(run.evidence, run.spec.warmup_steps) if run.training else []
+    grown = ((memory, lasting_growth(memory.times_s, memory.mib)) for memory in memories)
+    found = [
+        (memory, growth)
+        for memory, growth in grown
+        if growth is not None and (growth.full_in_s(memory.left_mib) or 0.0) <= LONG_RUN_S
+    ]
+    if not found:
+        return
+    memory, growth = min(found, key=lambda one: not one[1].steady)
+    level = f"from {memory.mib[0]:,.0f} to {memory.mib[-1]:,.0f} MiB, no plateau"
+    yield Diagnosis(
+        f"{growth.text(memory)}.",
+        severity="warning" if growth.steady else "info",
+        confidence="high" if growth.steady else "medium",
+        because=[evidence(f"{COLUMN}: {level}", memory.source)],
+        next_step="Run longer to see whether it levels off; look for what is kept across steps (losses appended "
+        "without .item(), lists that grow, batches that workers of the data loader hold), by tracemalloc.",
+    )
 
 
 def _growth(series: Series, warmup_steps: int) -> tuple[float, float] | None:

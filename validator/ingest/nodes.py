@@ -43,7 +43,9 @@ def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_di
         log = found[bad.group][2]
         slowest = replace(slowest, log_path=log.log_path, log_tail=log.log_tail)
     counted = tuple(replace(one, node=name) for _, name, result in found for one in result.evidence.counted)
-    evidence = replace(slowest.evidence, nodes=nodes, node_rates=means, counted=counted)
+    sampled = {name: one.evidence.samples for _, name, one in found if one is not slowest}
+    others = {name: one for name, one in sampled.items() if one is not None}
+    evidence = replace(slowest.evidence, nodes=nodes, node_rates=means, counted=counted, node_samples=others)
     evidence.tables = (*evidence.tables, _table(rates))
     return replace(slowest, evidence=evidence, scalars={**slowest.scalars, **least_of(rates)})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,14 @@ def read_samples(path: Path, read_log: ReadLog) -> Samples | None:
         return None
     columns = {name: rows[:, index] for index, name in enumerate(names) if name != "ts"}
     return Samples(source=source, times_s=rows[:, names.index("ts")], columns=columns)
+
+
+def with_steps(samples: Samples, ended: StepTimes | None) -> Samples:
+    """The samples with the step under way at each; `ended` as in `read_telemetry`."""
+    known, inside = _on_steps(samples.times_s, ended)
+    steps: Steps = np.full(len(samples.times_s), -1, dtype=np.int64)
+    steps[inside] = known
+    return replace(samples, steps=steps)
 
 
 def read_telemetry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from validator.files import is_file, open_file
@@ -19,13 +20,21 @@ from validator.ingest.named import (
     time_by_arrivals,
     time_means_by_arrivals,
 )
+from validator.ingest.other_programs import log_folders
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import has_steps, read_table
-from validator.ingest.telemetry import disturbed_somewhere, read_samples, read_telemetry, times_of_arrivals
+from validator.ingest.telemetry import (
+    StepTimes,
+    disturbed_somewhere,
+    read_samples,
+    read_telemetry,
+    times_of_arrivals,
+    with_steps,
+)
 from validator.model.catalogue import METRICS
-from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress
+from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress, Samples
 from validator.times import unix_seconds
 
 _MOST_RANKS = 2**20
@@ -221,18 +230,29 @@ def _derive_invalid_windows(state: ResultBuilder, first: Heartbeat | None, jumps
     windows = [window for heartbeat in state.heartbeats.values() for window in heartbeat.jumps] + jumps
     telemetry = state.out / "logs" / "telemetry.csv"
     samples = read_samples(telemetry, state.read_log) if is_file(telemetry) else None
-    state.evidence.samples = samples
     if first is not None:
         state.evidence.step_times_s, state.evidence.resumed_s = first.step_times_s, first.resumed_s
     if samples is not None:
         arrived = times_of_arrivals(state.evidence.arrivals, started_s=state.started_s)
         ended = arrived if first is None else first.step_times_s
+        samples = with_steps(samples, ended)
         machine, throttled = read_telemetry(samples, telemetry, ended, state.read_log)
         machine = {name: one for name, one in machine.items() if name not in state.series}
         state.evidence.derived += (name for name in machine if name in METRICS)
         state.series |= machine
         windows += throttled or disturbed_somewhere(samples, telemetry, ended, state.series, state.read_log)
+        state.evidence.node_samples = dict(_on_other_nodes(state, telemetry, ended))
+    state.evidence.samples = samples
     state.evidence.invalid_windows = windows
+
+
+def _on_other_nodes(state: ResultBuilder, first: Path, ended: StepTimes | None) -> Iterator[tuple[str, Samples]]:
+    """Node to its samples, of each but that of rank 0, whose file is `first`."""
+    for name, folder in log_folders(state.out, state.evidence.nodes, groups=1):
+        path = folder / first.name
+        samples = read_samples(path, state.read_log) if path != first and is_file(path) else None
+        if samples is not None:
+            yield name, with_steps(samples, ended)
 
 
 def _derive_gaps(state: ResultBuilder, last: int | None) -> None:

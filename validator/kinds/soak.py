@@ -1,4 +1,4 @@
-"""A long run under the watchdog: rate, memory and gates must stay steady to the end."""
+"""A long run under the watchdog: rate and memory must last to the end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, TrainingKind
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
 from validator.stats.crowding import others_in
-from validator.text import format_number
+from validator.stats.growth import COLUMN, LEAST_MIB, LONG_RUN_S, MIN_SAMPLES, RunMemory, lasting_growth, run_memories
+from validator.text import format_duration, format_number, plural
 
 if TYPE_CHECKING:
     from validator.stats.measure import RunMeasurement
@@ -27,6 +30,9 @@ _CLEAR = 2.0
 _LONGER = 3
 """Times as many steps, which show whether a rate comes back."""
 
+FARTHEST = 100
+"""Times the growth that was seen, to which it is extrapolated: farther ahead, a longer soak must show it."""
+
 _ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 """Which of two looks at a run decides."""
 
@@ -36,10 +42,13 @@ class Soak(TrainingKind[SoakPhase]):
 
     schema = SoakPhase
     must_ask = True
-    asks_unwritten = (("halt", "sustained_rate"), "nothing halts the run; the rate lasts")
+    asks_unwritten = (
+        ("halt", "sustained_rate", "sustained_memory"),
+        "nothing halts the run; the rate lasts; the memory on the host does not grow until it is full",
+    )
 
     def criteria(self, phase: SoakPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
-        """Nothing halts the run, and its rate lasts."""
+        """Nothing halts the run, and its rate and its memory last."""
         yield ImplicitCriterion("halt", "nothing halts the run", _halt, final=True)
         limit = _slow_down_limit(phase)
         yield ImplicitCriterion(
@@ -48,10 +57,21 @@ class Soak(TrainingKind[SoakPhase]):
             lambda run: _sustained_rate(run, limit),
             required=_has_rate,
         )
+        yield ImplicitCriterion(
+            "sustained_memory",
+            "the memory on the host does not grow until it is full",
+            lambda run: _sustained_memory(run, runbook),
+            required=_has_memory,
+        )
 
 
 def _has_rate(runs: Sequence[JudgedRun]) -> bool:
     return any(run.result is not None and {"toks_per_s", "step_time_s"} & set(run.result.series) for run in runs)
+
+
+def _has_memory(runs: Sequence[JudgedRun]) -> bool:
+    found = (memory for run in runs for memory in run_memories(run.evidence, run.spec.warmup_steps))
+    return any(len(memory.mib) >= MIN_SAMPLES for memory in found)
 
 
 def _halt(run: JudgedRun) -> Found:
@@ -114,6 +134,48 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
     return Found("FAIL", f"{message}.", lost, limit)
+
+
+def _sustained_memory(run: JudgedRun, runbook: Runbook) -> Found:
+    """Whether the memory of the run's processes lasts, on the node where it lasts least."""
+    memories = run_memories(run.evidence, run.spec.warmup_steps)
+    enough = [memory for memory in memories if len(memory.mib) >= MIN_SAMPLES]
+    found = [_lasts(memory, run, _must_last_s(run, runbook, memory)) for memory in enough or memories]
+    unknown = Found("INCONCLUSIVE", "Whether the memory lasts is not known: it was not sampled.")
+    return min(found, key=lambda one: _ORDER.index(one.status), default=unknown)
+
+
+def _lasts(memory: RunMemory, run: JudgedRun, needed_s: float) -> Found:
+    """The same of one node; it fails where a leak is beyond doubt."""
+    if len(memory.mib) < MIN_SAMPLES:
+        few = f"{plural(len(memory.mib), 'sample')} after warm-up, and {MIN_SAMPLES} are needed"
+        return Found("INCONCLUSIVE", f"Whether the memory lasts is not known: {few}; run longer.")
+    seen = (Seen(f"{len(memory.mib)} samples of {COLUMN}", memory.source),)
+    growth = lasting_growth(memory.times_s, memory.mib)
+    if growth is None:
+        watched = format_duration(memory.span_s)
+        message = f"What the run's processes hold does not grow to the end, by {LEAST_MIB:g} MiB or more in {watched}."
+        return Found("PASS", message, evidence=seen)
+    message, lasts_s = growth.text(memory), growth.full_in_s(memory.left_mib)
+    if lasts_s is not None and lasts_s > needed_s:
+        message = f"{message}, which is longer than the {format_duration(needed_s)} of a long run."
+        return Found("PASS", message, evidence=seen)
+    if lasts_s is not None and growth.steady and lasts_s <= FARTHEST * growth.span_s:
+        return Found("FAIL", f"{message}.", evidence=seen)
+    longer = f"a soak of {_LONGER * run.spec.steps:,} steps" if run.spec.steps else "a longer soak"
+    return Found("INCONCLUSIVE", f"{message}; whether it reaches a plateau, {longer} shows.", evidence=seen)
+
+
+def _must_last_s(run: JudgedRun, runbook: Runbook, memory: RunMemory) -> float:
+    """How long the memory must last: for the planned run where it is declared, and for this one."""
+    trainer = runbook.trainer
+    planned_s = LONG_RUN_S
+    if trainer.planned_steps is not None and memory.step_s is not None:
+        planned_s = trainer.planned_steps * memory.step_s
+    elif trainer.planned_tokens is not None and run.result is not None and "toks_per_s" in run.result.series:
+        rate = float(np.nanmedian(run.result.series["toks_per_s"].values))
+        planned_s = trainer.planned_tokens / rate if rate > 0 else LONG_RUN_S
+    return max(planned_s, memory.span_s)
 
 
 def _over_few_rows(measurement: RunMeasurement, why: str, limit: float) -> Found:

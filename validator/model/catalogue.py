@@ -258,6 +258,7 @@ _CATALOGUE: tuple[Metric, ...] = (
         ("gpu_temperature_c", "°C", "highest", None, "GPU temperature", "GPU temperature, hottest GPU"),
         ("gpu_mem_used_mib", "MiB", "highest", "lower", None, "GPU memory in use by any process, fullest GPU"),
         ("host_cpu_pct", "%", "host", None, "CPU", "load of all CPU cores together"),
+        ("host_run_mem_mib", "MiB", "host", None, "Host memory", "memory on the host that the run's processes hold"),
     ),
     *_inner(
         ("gate_entropy_mean", "", "Gate entropy", "entropy of the normalised gates in units of ln 3, mean over layers"),

@@ -128,12 +128,13 @@ class Samples:
     """The machine during a run.
 
     `times_s [n]` UNIX time of each sample, `columns` name to `values [n]` as `system.sampler` names them, NaN where a
-    cell is not a number.
+    cell is not a number. `steps [n]` the step under way at each sample, -1 where none is known.
     """
 
     source: SourceFile
     times_s: npt.NDArray[np.float64]
     columns: Mapping[str, npt.NDArray[np.float64]]
+    steps: npt.NDArray[np.int64] | None = None
 
 
 # What a run left besides its series and scalars.
@@ -310,7 +311,7 @@ class RunEvidence:
         step_times_s: steps `[n]`, and the Unix time `[n]` at which each ended, by the lowest rank's heartbeat.
         resumed_s: first record of each process of rank 0 after the first, Unix seconds.
         heartbeats: rank to how far it came.
-        samples: the machine during the run.
+        samples: the machine during the run, that of rank 0 where there are several; `node_samples` those of the others.
         counted: errors that links and memories counted during the run, by node; empty where nobody counted.
         invalid_windows: steps whose rows are excluded.
         other_programs: on the GPUs of a run without steps, by GPU.
@@ -336,6 +337,7 @@ class RunEvidence:
     resumed_s: tuple[float, ...] = ()
     heartbeats: Mapping[int, RankProgress] = field(default_factory=dict)
     samples: Samples | None = None
+    node_samples: Mapping[str, Samples] = field(default_factory=dict)
     counted: tuple[Counted, ...] = ()
     invalid_windows: Sequence[InvalidWindow] = ()
     other_programs: tuple[OtherProgram, ...] = ()

@@ -21,6 +21,8 @@ from validator.system.processes import proc_fields, read_proc_text
 _NO_LIMIT = 1 << 60
 """cgroup v1 writes a number near 2**63 for "no limit"."""
 
+_CGROUP = Path("/sys/fs/cgroup")
+
 
 _REMOTE = re.compile(
     r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|wekafs|9p|virtiofs|fuse\.(?!lxcfs|snapfuse|portal)"
@@ -57,7 +59,7 @@ class HostFacts:
         return min(known) if known else None
 
 
-def read_host(folder: Path, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> HostFacts:
+def read_host(folder: Path, *, proc: Path = Path("/proc"), cgroup: Path = _CGROUP) -> HostFacts:
     """The machine as seen by this process; `folder` is the one whose disk counts (it need not exist yet)."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     disk = shutil.disk_usage(existing)
@@ -70,7 +72,7 @@ def read_host(folder: Path, *, proc: Path = Path("/proc"), cgroup: Path = Path("
         load_1m=load_1m(),
         memory_total_bytes=memory.get("MemTotal"),
         memory_available_bytes=memory.get("MemAvailable"),
-        memory_limit_bytes=_memory_left(proc, cgroup),
+        memory_limit_bytes=memory_left(proc, cgroup),
         disk_total_bytes=disk.total,
         disk_free_bytes=disk.free,
         disk_path=str(existing),
@@ -135,8 +137,11 @@ def _cpu_quota(proc: Path, cgroup: Path) -> float | None:
     return min(quotas) if quotas else None
 
 
-def _memory_left(proc: Path, cgroup: Path) -> int | None:
-    """What the tightest group still allows. The kernel frees file cache when memory is short, so it counts as free."""
+def memory_left(proc: Path = Path("/proc"), cgroup: Path = _CGROUP) -> int | None:
+    """Bytes that the tightest group still allows; None where none has a limit.
+
+    The kernel frees file cache when memory is short, so it counts as free.
+    """
     left: list[int] = []
     for folder in _cgroup_folders(proc, cgroup, "memory"):
         for limit_name, used_name in (

@@ -143,6 +143,21 @@ def catches(pid: int, signal_number: int) -> bool:
     return mask is not None and bool(int(mask, 16) >> (signal_number - 1) & 1)
 
 
+def held_memory(pid: int) -> tuple[int, int] | None:
+    """Bytes of a process: anonymous, swapped out included, and shared memory that it maps; None when it is gone.
+
+    From status, whose sums the kernel keeps; smaps_rollup would share them out, by a walk through all pages.
+    """
+    sizes = {}
+    for line in read_proc(f"/proc/{pid}/status").splitlines():
+        name, _, value = line.partition(b":")
+        if name in (b"RssAnon", b"RssShmem", b"VmSwap"):
+            sizes[name] = 1024 * int(value.split()[0])
+    if b"RssAnon" not in sizes:
+        return None
+    return sizes[b"RssAnon"] + sizes.get(b"VmSwap", 0), sizes.get(b"RssShmem", 0)
+
+
 def oom_kills() -> int:
     """Processes of this machine that the kernel has ended for lack of memory since boot; 0 where it counts none."""
     return next((int(count) for name, count in proc_fields("/proc/vmstat", " ") if name == "oom_kill"), 0)
@@ -200,6 +215,7 @@ class OtherProcesses:
         self._needle = None if token is None else variable_needle(TOKEN_VARIABLE, token)
         self._path = path
         self._own: dict[ProcessId, bool] = {}
+        self._of_run: dict[ProcessId, bool] = {}
         self._users: dict[ProcessId, Stat] | None = None
         self._present: dict[int, set[int]] = {}
         self._same_namespace = False
@@ -233,6 +249,7 @@ class OtherProcesses:
         before, self._users = self._users, now
         present = {one.id for one in stats}
         self._own = {identity: own for identity, own in self._own.items() if identity in present}
+        self._of_run = {identity: marked for identity, marked in self._of_run.items() if identity in present}
         if before is None:
             return None
         pairs = [(one, before.get(identity)) for identity, one in now.items()]
@@ -241,6 +258,20 @@ class OtherProcesses:
         gone = (one for identity, one in before.items() if identity not in now and not one.kernel)
         ended = sum(one.cpu_s + one.waited_s for one in gone)
         return max(0.0, used) + max(0.0, waited - ended)
+
+    def run_memory(self, shared: int | None) -> int | None:
+        """Bytes that the runs' processes held at the last call of `own_cpu_seconds`; None where there are none.
+
+        Their anonymous memory, in RAM or swapped out, and the shared memory that they map, which is counted once for
+        each that maps it, but never as more than `shared`, all that the machine has. Files that are mapped do not
+        count: the kernel takes their memory back. Nor do this process and what it starts for itself, without the token.
+        """
+        own = [one for one in (self._users or {}).values() if not one.kernel and one.alive and self._is_of_run(one)]
+        held = [found for found in (held_memory(one.pid) for one in own) if found is not None]
+        if not held:
+            return None
+        mapped = sum(one[1] for one in held)
+        return sum(one[0] for one in held) + (mapped if shared is None else min(mapped, shared))
 
     def _append(self, gpu: int, pid: int, name: str, used_mib: float | None) -> None:
         line = {
@@ -258,7 +289,23 @@ class OtherProcesses:
         if known is None:
             marked = self._needle is not None and has_variable(stat.pid, self._needle)
             known = self._own[stat.id] = marked or _descends_from_this(stat)
+            self._of_run[stat.id] = marked
         return known
+
+    def _is_of_run(self, stat: Stat) -> bool:
+        """Whether one of its own carries the token, or a process that it descends from; without a token, all do.
+
+        By what was seen first: a program may write its title over its environment.
+        """
+        here = os.getpid()
+        found: Stat | None = stat
+        for _ in range(_MAX_GENERATIONS):
+            if found is None or found.pid in (0, 1, here):
+                return False
+            if self._needle is None or self._of_run.get(found.id, False):
+                return True
+            found = read_stat(found.parent)
+        return False
 
 
 def _descends_from_this(stat: Stat) -> bool:

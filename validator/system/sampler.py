@@ -18,7 +18,7 @@ from typing import Any
 from validator.files import Tree
 from validator.system.counters import ErrorCounters
 from validator.system.gpu_facts import GpuFacts, use_of
-from validator.system.host import load_1m, meminfo
+from validator.system.host import load_1m, meminfo, memory_left
 from validator.system.nvml import MIB, Gpus
 from validator.system.processes import TICK_S, OtherProcesses, read_proc_text
 from validator.system.sysfs import SYS
@@ -26,11 +26,12 @@ from validator.system.xid import XidWatch
 
 COLUMNS = (
     *("ts", "host_cpu_pct", "host_iowait_pct", "host_other_cpu_pct", "load_1m"),
-    *("host_mem_available_mib", "disk_free_mib", "xid"),
+    *("host_mem_available_mib", "host_run_mem_mib", "disk_free_mib", "xid"),
 )
 """Columns of the host. Percentages are of all cores together; `host_other_cpu_pct` is what programs use that do not
-belong to the validation. `xid` is the code of the gravest driver event since the sample before, empty when there was
-none."""
+belong to the validation. Memory is available within the limits of a container, too; `host_run_mem_mib` is what the
+run's processes hold (`OtherProcesses.run_memory`). `xid` is the code of the gravest driver event
+since the sample before, empty when there was none."""
 
 GPU_COLUMNS = (
     *("util_pct", "mem_util_pct", "mem_used_mib", "power_w", "temperature_c", "sm_clock_mhz", "mem_clock_mhz"),
@@ -123,13 +124,17 @@ class Sampler:
     def _host(self) -> list[float | int | None]:
         busy, waiting, others = self._shares()
         load = load_1m()
-        available = meminfo(self._proc).get("MemAvailable")
+        memory = meminfo(self._proc)
+        known = (memory.get("MemAvailable"), memory_left(self._proc))
+        available = min((one for one in known if one is not None), default=None)
+        held = self._others.run_memory(memory.get("Shmem"))
         return [
             busy,
             waiting,
             others,
             None if load is None else round(load, 2),
             None if available is None else available // MIB,
+            None if held is None else round(held / MIB, 1),
             self._disk(),
             self._xid(),
         ]

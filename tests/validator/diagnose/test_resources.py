@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.validator.diagnose.cases import (
@@ -38,6 +39,23 @@ def test_memory_growth(tmp_path: Path) -> None:
     assert of_run(healthy(tmp_path / "b", host_mem_mib=plateau)) == {}
     saw = [1000 + 40.0 * (i % 8) for i in range(60)]
     assert of_run(healthy(tmp_path / "c", host_mem_mib=saw)) == {}
+
+
+def test_memory_growth_of_processes(tmp_path: Path) -> None:
+    """Of a trainer that writes no memory column, and of workers beside a rank whose own memory is level."""
+    for name, mib_per_s, columns in (("a", 1.5, {}), ("b", 1.5, {"host_mem_mib": [900.0] * 60}), ("c", 0.0, {})):
+        folder = healthy(tmp_path / name, rate=2048.0, **columns)
+        last_s = max(json.loads(line)["ts"] for line in (folder / "heartbeat_rank0.jsonl").read_text().splitlines())
+        seconds = range(3, int(last_s - START_S))
+        rows = "".join(f"{START_S + i},20000,{900 + mib_per_s * i}\n" for i in seconds)
+        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "logs/telemetry.csv").write_text("ts,host_mem_available_mib,host_run_mem_mib\n" + rows)
+        found = of_run(folder).get("memory-growth")
+        assert (found is not None) == (mib_per_s > 0), name
+        if found is not None:
+            assert found.severity == "warning"
+            assert "(90 MiB/min); at this rate the 20,000 MiB that are left are full in 3 h 42 min" in found.message
+            assert found.evidence[0].path == f"{name}/logs/telemetry.csv"
 
 
 def test_loader_bound(tmp_path: Path) -> None:

@@ -11,11 +11,20 @@ import pytest
 
 from validator.judge import decide
 from validator.model.record import Outcome, Reason, RunRecord
-from validator.model.result import Halt, LogHit, NamedTest, Result, RunEvidence, ScalarValue, UnpassedTests
+from validator.model.result import (
+    Halt,
+    LogHit,
+    NamedTest,
+    Result,
+    RunEvidence,
+    Samples,
+    ScalarValue,
+    UnpassedTests,
+)
 from validator.model.verdict import PhaseReport
 from validator.report.advice import waits_for_bounds
 
-from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
+from .samples import CSV, ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
 
 
 def test_a_healthy_run_passes_all_of_them() -> None:
@@ -367,3 +376,58 @@ def test_a_long_run_whose_rate_nothing_tells_is_not_failed_for_it() -> None:
     runs = [run_record("baseline", found=result(without=["toks_per_s", "step_time_s"]))]
     found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
     assert (found.status, found.required) == ("INCONCLUSIVE", False)
+
+
+def _held(mib: np.ndarray, *, left_mib: float = 20_000.0, **book: Any) -> PhaseReport:
+    """A soak of 300 steps of a second, whose processes hold this much at each."""
+    n = len(mib)
+    columns = {"host_run_mem_mib": mib, "host_mem_available_mib": np.full(n, left_mib)}
+    samples = Samples(CSV, 1e9 + np.arange(n), columns, np.arange(1, n + 1) * (300 // n))
+    found = result(evidence=RunEvidence(samples=samples))
+    phase = {"id": "baseline", "kind": "soak", "steps": 300, "accept": ["loss.last < loss.first"]}
+    runs = {"baseline": [run_record("baseline", kind="soak", found=found)]}
+    return judge_all(validation(runbook(phase, **book), runs))["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("mib", "left_mib", "status", "words"),
+    [
+        (1000 + 4.0 * np.arange(300), 20_000, "FAIL", "full in 1 h 23 min"),
+        (1000 + 4.0 * np.arange(300), 4_000_000, "PASS", "longer than the 3 d of a long run"),
+        (1000 + 0.1 * np.arange(300), 20_000, "INCONCLUSIVE", "a soak of 900 steps shows"),
+        (1000 + 900 * (1 - np.exp(-np.arange(300) / 30)), 20_000, "PASS", "does not grow to the end"),
+        (1000 + 4.0 * np.maximum(0, np.arange(300) - 200), 20_000, "INCONCLUSIVE", "plateau"),
+    ],
+)
+def test_the_memory_of_a_soak_must_last(mib: np.ndarray, left_mib: float, status: str, words: str) -> None:
+    found = verdict(_held(mib, left_mib=left_mib), "sustained_memory")
+    assert (found.status, found.required) == (status, True)
+    assert words in found.message
+
+
+def test_the_memory_of_a_soak_must_last_for_the_planned_run() -> None:
+    leak = 1000 + 4.0 * np.arange(300)
+    trainer = {"command": ["train.py"], "planned_steps": 3000}
+    found = verdict(_held(leak, trainer=trainer), "sustained_memory")
+    assert (found.status, "longer than the 50 min" in found.message) == ("PASS", True)
+
+
+def test_a_soak_of_few_samples_or_none_is_not_judged_by_its_memory() -> None:
+    few = verdict(_held(1000 + 40.0 * np.arange(20)[:15]), "sustained_memory")
+    assert (few.status, few.required) == ("INCONCLUSIVE", True), "13 samples after warm-up"
+    few = verdict(_held(1000 + 40.0 * np.arange(10)), "sustained_memory")
+    assert (few.status, few.required) == ("INCONCLUSIVE", False)
+    assert "9 samples after warm-up, and 12 are needed" in few.message
+    none = verdict(_soak(ar1(300, cv=0.005)), "sustained_memory")
+    assert (none.status, none.required) == ("INCONCLUSIVE", False)
+
+
+def test_the_node_whose_memory_lasts_least_decides() -> None:
+    columns = {"host_run_mem_mib": 1000 + 4.0 * np.arange(300), "host_mem_available_mib": np.full(300, 9000.0)}
+    leaking = Samples(CSV, 1e9 + np.arange(300), columns, np.arange(1, 301))
+    level = Samples(CSV, leaking.times_s, {**columns, "host_run_mem_mib": np.full(300, 1000.0)}, leaking.steps)
+    found = result(evidence=RunEvidence(samples=level, node_samples={"n2": level, "n3": leaking}))
+    report = judge_one("loss.last < loss.first", kind="soak", runs=[run_record("baseline", kind="soak", found=found)])
+    held = verdict(report, "sustained_memory")
+    assert held.status == "FAIL"
+    assert "processes hold on n3 grows" in held.message

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,31 @@ def test_the_cpu_time_of_the_validation_and_of_the_kernel(tmp_path: Path, monkey
     assert used(own=(6.5, 7.75), kernel=5.5) == 5.5, "of a child that lived between two looks the parent knows"
     assert used(own=(7.0, 7.75), kernel=5.5, child=1.0) == 1.5
     assert used(own=(8.0, 7.75), kernel=5.5) == 1.0, "for a child nobody waited"
+
+
+def test_the_memory_of_the_runs_processes(tmp_path: Path) -> None:
+    """Of those with the token and of what they start, also with an empty environment; not of the validator's own."""
+    others = OtherProcesses(TOKEN, tmp_path / "x.jsonl")
+    hold = "import sys; x = bytearray(b'x' * (30 << 20)); print(flush=True); sys.stdin.read()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}], env={{}})"
+    with ExitStack() as stack:
+
+        def run(code: str, **more: str) -> None:
+            child = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **more}
+            )
+            stack.callback(child.communicate)
+            assert child.stdout is not None
+            child.stdout.readline()
+
+        run(hold)
+        others.own_cpu_seconds()
+        assert others.run_memory(None) is None
+        run(start, **{processes.TOKEN_VARIABLE: TOKEN})
+        others.own_cpu_seconds()
+        held = others.run_memory(None)
+        assert held is not None
+        assert 30 << 20 < held < 60 << 20
 
 
 def test_a_process_that_has_ended_between_two_looks_is_counted(tmp_path: Path) -> None:
