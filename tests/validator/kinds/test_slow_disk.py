@@ -24,7 +24,7 @@ from tests.validator.kinds.test_storage import MIB, disk  # noqa: F401 - a fixtu
 LIMIT = 30_000_000
 """Bytes a second."""
 
-CHECKPOINT = 4 * MIB
+CHECKPOINT = 12 * MIB
 
 DOUBLE = f"""
 import os, time
@@ -96,7 +96,7 @@ def measured(folder: Path, record: Path, start: Limited) -> dict[str, Any]:
 def test_a_limited_disk_is_slow_fails_its_bound_and_is_named(tmp_path: Path, disk: Path, limited: Limited) -> None:  # noqa: F811
     found = measured(disk, tmp_path / "storage.json", limited)
     assert "problem" not in found
-    assert found["checkpoint"]["mb_s"] < 1.3 * LIMIT / 1e6, found
+    assert found["checkpoint"]["mb_s"] < 1.5 * LIMIT / 1e6, found
 
     def left(spec: object, out: Path) -> None:
         (out / "storage.json").write_text(json.dumps(found))
