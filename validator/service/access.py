@@ -85,7 +85,7 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._minute, self._refused = 0, 0
+        self._refused = deque[float](maxlen=_MAX_REFUSED)
 
     def write(self, *, who: str, address: str, action: str, what: str = "", outcome: str = "done") -> None:
         """Add a line; texts are cut and hold no token.
@@ -98,11 +98,9 @@ class AuditLog:
             outcome: `done`, or how it ended, beginning with `failed`, `refused` or `wrong`.
         """
         if outcome.startswith(("refused", "wrong")):
-            minute = int(time.monotonic() // 60)
-            self._refused = self._refused + 1 if minute == self._minute else 1
-            self._minute = minute
-            if self._refused > _MAX_REFUSED:
+            if len(self._refused) == _MAX_REFUSED and time.monotonic() - self._refused[0] < 60:
                 return
+            self._refused.append(time.monotonic())
         texts = {"who": who, "address": address, "action": action, "object": what, "outcome": outcome}
         shown = {name: _TOKEN.sub("[redacted]", one_line(text, limit=300)) for name, text in texts.items()}
         line = json.dumps({"time": iso_now(), **shown})
@@ -275,9 +273,8 @@ class Guard:
             refused = JSONResponse({"error": error.detail}, status, headers) if as_json else None
             await (refused or PlainTextResponse(f"{error.detail}\n", status, headers))(scope, receive, sending)
             return
-        read = scope["method"] not in ("GET", "HEAD")  # of the others no page reads a body
-        limited = _limited(receive, *_limits(scope["path"])) if read else receive
-        await self._app(scope, limited, sending)
+        reads = scope["method"] in ("GET", "HEAD")  # no page reads the body of these
+        await self._app(scope, receive if reads else _limited(receive, *_limits(scope["path"])), sending)
 
     def _admit(self, asked: HTTPConnection) -> None:
         """Find the visitor; raises HTTPException for a request that reaches no page."""

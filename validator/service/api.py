@@ -33,7 +33,6 @@ from validator.text import one_line
 from validator.times import unix_seconds
 
 BASE = "/api/v1"
-_DECISIONS = ("GO", "NO_GO", "INCONCLUSIVE")
 
 
 def list_runs(request: Request) -> Response:
@@ -82,7 +81,7 @@ def metrics(request: Request) -> Response:
     took = gauge("validator_duration_seconds", "Duration of the latest decided run.", named)
     for entry in service.index.latest("runbook", "machine", "host"):
         labels = (entry.runbook, entry.machine, entry.host)
-        for decision in _DECISIONS:
+        for decision in ("GO", "NO_GO", "INCONCLUSIVE"):
             decided.labels(*labels, decision).set(decision == entry.decision)
         started.labels(*labels).set(unix_seconds(entry.started) or 0.0)
         if entry.duration_s is not None:

@@ -27,7 +27,6 @@ from validator.runs.journal import read
 from validator.runs.replay import ending, events_of, started_runs
 from validator.service.context import service_of
 
-_REPORT = "report.html"
 _MAX_REPORT = 8 << 20
 _CHUNK = 64 << 10
 _TEXTS = frozenset({".log", ".txt", ".csv", ".json", ".jsonl", ".md", ".yaml", ".yml", ".xml", ".env", ".err", ".out"})
@@ -66,7 +65,7 @@ def run_file(request: Request) -> Response:
         HTTPException: 404 for one that is not there, 409 for one of a run that has not ended.
     """
     folder, wanted = service_of(request).folder(request.path_params["run"]), request.path_params["path"]
-    if wanted == _REPORT:
+    if wanted == "report.html":
         return _report(folder)
     if wanted.startswith(_being_written(folder)):
         raise HTTPException(409, "The run has not ended: its files may hold secrets that are still to be removed.")
@@ -110,7 +109,7 @@ def _report(folder: Path) -> Response:
     """report.html as it is, below a line that leads back; of its scripts those of our reports alone run."""
     try:
         with Tree(folder, follow=False) as tree:
-            html = _EQUIV.sub("data-equiv", tree.text(_REPORT, limit=_MAX_REPORT))
+            html = _EQUIV.sub("data-equiv", tree.text("report.html", limit=_MAX_REPORT))
     except OSError as error:
         raise HTTPException(404, "There is no report of this run yet.") from error
     bar = environment().get_template("service/bar.html.j2").render(run=folder.name)

@@ -216,17 +216,13 @@ def asset(request: Request) -> Response:
     return Response(content, headers={"cache-control": "public, max-age=31536000, immutable"}, media_type=kind)
 
 
-async def bare_run(request: Request) -> Response:
-    """A run's address without its last stroke, against which its links would lead elsewhere."""
-    return to(run_address(request.path_params["run"]))
-
-
 ROUTES = (
     Route("/", now),
     Route("/past", past),
     Route("/fleet", fleet),
     Route("/compare", compared),
-    Route("/runs/{run}", bare_run),
+    # Without its last stroke the links of a run's page would lead elsewhere.
+    Route("/runs/{run}", lambda request: to(run_address(request.path_params["run"]))),
     Route("/runs/{run}/", run),
     Route("/runs/{run}/{path:path}", run_file),
     Route("/stop/{run}", ask_stop),
