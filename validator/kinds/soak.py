@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, TrainingKind
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
 from validator.stats.crowding import others_in
-from validator.stats.growth import COLUMN, LEAST_MIB, LONG_RUN_S, MIN_SAMPLES, RunMemory, lasting_growth, run_memories
 from validator.text import format_duration, format_number, plural
 
 if TYPE_CHECKING:
+    from validator.stats.growth import RunMemory
     from validator.stats.measure import RunMeasurement
     from validator.stats.slowing import Fall
 
@@ -30,11 +28,11 @@ _CLEAR = 2.0
 _LONGER = 3
 """Times as many steps, which show whether a rate comes back."""
 
+_WORST_FIRST = ("FAIL", "INCONCLUSIVE", "PASS")
+"""Which of several looks at a run decides."""
+
 FARTHEST = 100
 """Times the growth that was seen, to which it is extrapolated: farther ahead, a longer soak must show it."""
-
-_ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
-"""Which of two looks at a run decides."""
 
 
 class Soak(TrainingKind[SoakPhase]):
@@ -70,6 +68,8 @@ def _has_rate(runs: Sequence[JudgedRun]) -> bool:
 
 
 def _has_memory(runs: Sequence[JudgedRun]) -> bool:
+    from validator.stats.growth import MIN_SAMPLES, run_memories  # numpy, which `check` does without
+
     found = (memory for run in runs for memory in run_memories(run.evidence, run.spec.warmup_steps))
     return any(len(memory.mib) >= MIN_SAMPLES for memory in found)
 
@@ -107,7 +107,7 @@ def _sustained_rate(run: JudgedRun, limit: float) -> Found:
         return _over_few_rows(measurement, window.note, limit)
     found = [_of_fall(fall, run, limit) for fall in measurement.falls]
     least = Found("PASS", "The run does not lastingly become slower.", 0.0, limit)
-    return min(found, key=lambda one: _ORDER.index(one.status), default=least)
+    return min(found, key=lambda one: _WORST_FIRST.index(one.status), default=least)
 
 
 def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
@@ -138,15 +138,19 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
 
 def _sustained_memory(run: JudgedRun, runbook: Runbook) -> Found:
     """Whether the memory of the run's processes lasts, on the node where it lasts least."""
+    from validator.stats.growth import MIN_SAMPLES, run_memories
+
     memories = run_memories(run.evidence, run.spec.warmup_steps)
     enough = [memory for memory in memories if len(memory.mib) >= MIN_SAMPLES]
     found = [_lasts(memory, run, _must_last_s(run, runbook, memory)) for memory in enough or memories]
     unknown = Found("INCONCLUSIVE", "Whether the memory lasts is not known: it was not sampled.")
-    return min(found, key=lambda one: _ORDER.index(one.status), default=unknown)
+    return min(found, key=lambda one: _WORST_FIRST.index(one.status), default=unknown)
 
 
 def _lasts(memory: RunMemory, run: JudgedRun, needed_s: float) -> Found:
     """The same of one node; it fails where a leak is beyond doubt."""
+    from validator.stats.growth import COLUMN, LEAST_MIB, MIN_SAMPLES, lasting_growth
+
     if len(memory.mib) < MIN_SAMPLES:
         few = f"{plural(len(memory.mib), 'sample')} after warm-up, and {MIN_SAMPLES} are needed"
         return Found("INCONCLUSIVE", f"Whether the memory lasts is not known: {few}; run longer.")
@@ -162,19 +166,21 @@ def _lasts(memory: RunMemory, run: JudgedRun, needed_s: float) -> Found:
         return Found("PASS", message, evidence=seen)
     if lasts_s is not None and growth.steady and lasts_s <= FARTHEST * growth.span_s:
         return Found("FAIL", f"{message}.", evidence=seen)
-    longer = f"a soak of {_LONGER * run.spec.steps:,} steps" if run.spec.steps else "a longer soak"
-    return Found("INCONCLUSIVE", f"{message}; whether it reaches a plateau, {longer} shows.", evidence=seen)
+    soak = f"a soak of {_LONGER * run.spec.steps:,} steps" if run.spec.steps else "a longer soak"
+    return Found("INCONCLUSIVE", f"{message}; whether it reaches a plateau, {soak} shows.", evidence=seen)
 
 
 def _must_last_s(run: JudgedRun, runbook: Runbook, memory: RunMemory) -> float:
     """How long the memory must last: for the planned run where it is declared, and for this one."""
+    from validator.stats.growth import LONG_RUN_S
+
     trainer = runbook.trainer
     planned_s = LONG_RUN_S
     if trainer.planned_steps is not None and memory.step_s is not None:
         planned_s = trainer.planned_steps * memory.step_s
     elif trainer.planned_tokens is not None and run.result is not None and "toks_per_s" in run.result.series:
-        rate = float(np.nanmedian(run.result.series["toks_per_s"].values))
-        planned_s = trainer.planned_tokens / rate if rate > 0 else LONG_RUN_S
+        rates = sorted(rate for rate in run.result.series["toks_per_s"].values.tolist() if rate > 0)
+        planned_s = trainer.planned_tokens / rates[len(rates) // 2] if rates else LONG_RUN_S
     return max(planned_s, memory.span_s)
 
 

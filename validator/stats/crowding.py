@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from validator.model.result import Series
+if TYPE_CHECKING:
+    from validator.model.result import Series
 
 OTHERS_PCT, FULL_PCT = 10.0, 85.0
 """Share of all cores that other programs use, and share that is busy, from which they take time from the run."""
