@@ -31,8 +31,7 @@ def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_di
     nodes = read_nodes(run_dir / spec.out)
     found: list[tuple[float, str, Result]] = []
     for index, group in enumerate(spec.groups):
-        alone = spec.model_copy(update={"out": f"{spec.out}/g{index}", "groups": (group,)})
-        result = collect(alone)
+        result = collect(spec.model_copy(update={"out": f"{spec.out}/g{index}", "groups": (group,)}))
         name = next((one.node for one in nodes if one.group == index and one.rank == 0), f"g{index}")
         found.append((_steps_per_s(result, np.median, warmup_steps=spec.warmup_steps), name, result))
     rates = {name: rate for rate, name, _ in found}
@@ -43,8 +42,7 @@ def slowest_group(spec: RunSpec, collect: Callable[[RunSpec], Result], *, run_di
         log = found[bad.group][2]
         slowest = replace(slowest, log_path=log.log_path, log_tail=log.log_tail)
     counted = tuple(replace(one, node=name) for _, name, result in found for one in result.evidence.counted)
-    sampled = {name: one.evidence.samples for _, name, one in found if one is not slowest}
-    others = {name: one for name, one in sampled.items() if one is not None}
+    others = {name: one for _, name, part in found if part is not slowest and (one := part.evidence.samples)}
     evidence = replace(slowest.evidence, nodes=nodes, node_rates=means, counted=counted, node_samples=others)
     evidence.tables = (*evidence.tables, _table(rates))
     return replace(slowest, evidence=evidence, scalars={**slowest.scalars, **least_of(rates)})
