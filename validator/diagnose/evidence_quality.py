@@ -284,9 +284,8 @@ def _gap(series: Series, same_file: list[Series], epochs: tuple[tuple[int, int],
         usual = float(np.median(strides[inside] if inside.any() else strides))
     if at_even_times(np.cumsum(np.append(series.steps[:1], strides[inside]))):
         return None
-    wide = np.flatnonzero(
-        (strides > 1.5 * usual) & ~meant
-    )  # a further row for the first or last step makes narrow ones
+    # A further row for the first or last step makes narrow strides only.
+    wide = np.flatnonzero((strides > 1.5 * usual) & ~meant)
     if wide.size:
         low, high = int(series.steps[wide[0]]), int(series.steps[wide[0] + 1])
         return f"{series.name} has no row between steps {low} and {high}, where one comes every {usual:g} steps"

@@ -16,9 +16,8 @@ from validator.model.readers import READERS
 
 _MAX_LINE = 500
 _OF_TOTAL = re.compile(r"(?<![\w.,/:-])(\d+) *(?:/|of) *(\d+)(?![\w.,/:-])")  # step 12/600, iter 12 of 600; no date
-_OF_EPOCHS = re.compile(
-    r"\bepochs?\W{1,3}(\d+) ?(?:/|of) ?(\d+)(?![\w.,/:-])", re.IGNORECASE
-)  # Epoch 3/10, Epoch [3/10]
+# Epoch 3/10, Epoch [3/10]
+_OF_EPOCHS = re.compile(r"\bepochs?\W{1,3}(\d+) ?(?:/|of) ?(\d+)(?![\w.,/:-])", re.IGNORECASE)
 _FEW = 3
 
 

@@ -11,7 +11,6 @@ from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting, SoakPhase
 from validator.model.settings import extends, has_placeholder, setting_text
 from validator.model.verdict import Decision, Extension, Finding, PhaseReport, Recommendation, RemedyReport, Status
-from validator.stats.clock import OWN_WORD
 from validator.stats.estimate import MIN_REPEATS
 from validator.text import listed
 
@@ -119,16 +118,17 @@ def decide(
     passed = (
         f"All {count + checks} required criteria and checks of {len(required)} {noun} passed; no finding forbids it."
     )
-    return "GO", f"{passed}{_unseen(required)}"
+    return "GO", f"{passed}{_unseen(required, findings)}"
 
 
-def _unseen(phases: Sequence[PhaseReport]) -> str:
+def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
     """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms."""
     blind = [
         one.id for one in phases if any(v.id == f"{one.id}.finite" and v.status == "SKIPPED" for v in one.criteria)
     ]
     said = f" No loss is read ({listed(blind)}), so NaN or divergence would not be seen." if blind else ""
-    word = [one.id for one in phases if any(v.required and OWN_WORD in v.message for v in one.criteria)]
+    runs = {run for one in findings if one.code == "clock-unverified" for run in (one.run, *one.also) if run}
+    word = [phase.id for phase in phases if any(run.id in runs for run in phase.runs)]
     if word:
         said += (
             f" The level of toks_per_s ({listed(word)}) is the trainer's own word; set trainer.tokens_per_step to have "

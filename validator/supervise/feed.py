@@ -62,8 +62,9 @@ class LogFeed:
     def take(self) -> None:
         """Copy what is new."""
         for path in self._files():
-            if path not in self._sources and os.lstat(path).st_ino not in self._inodes:
-                self.hold(path)
+            with suppress(OSError):  # gone since it was listed
+                if path not in self._sources and os.lstat(path).st_ino not in self._inodes:
+                    self.hold(path)
         for path, source in self._sources.items():
             self._copy(source)
             with suppress(OSError):
@@ -93,11 +94,11 @@ class LogFeed:
     def _copy(self, source: _Source) -> None:
         if os.fstat(source.fd).st_size < source.at:  # truncated
             source.at = 0
-        while data := os.pread(source.fd, _PIECE, source.at):
-            source.at += len(data)
-            with suppress(OSError), Tree(self.out) as tree:
+        with suppress(OSError), Tree(self.out) as tree:  # what could not be written is tried again at the next look
+            while data := os.pread(source.fd, _PIECE, source.at):
                 tree.write_at(f"{FED_LOGS}/{source.copy}", data, source.copied)
-            source.copied += len(data)
+                source.at += len(data)
+                source.copied += len(data)
 
     @staticmethod
     def _reopen(path: str, source: _Source) -> None:

@@ -49,3 +49,25 @@ def test_a_new_file_of_a_pattern_is_copied_and_a_link_is_not(places: tuple[Path,
     feed.take()
     feed.close()
     assert {path.name: path.read_text() for path in (out / "logs/trainer").iterdir()} == {"run_2.log": "new\n"}
+
+
+def test_what_could_not_be_written_is_copied_later_and_a_file_that_goes_is_no_error(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, out = places
+    log, copy = there / "train.log", out / "logs/trainer/train.log"
+    feed = LogFeed(str(there / "*.log"), out)
+    add(log, "one\n")
+    with monkeypatch.context() as full:
+        full.setattr("validator.supervise.feed.Tree.write_at", _no_room)
+        feed.take()
+    add(log, "two\n")
+    listed = [str(log), str(there / "gone.log")]
+    monkeypatch.setattr(LogFeed, "_files", lambda _: listed)
+    feed.take()
+    assert copy.read_text() == "one\ntwo\n"
+    feed.close()
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
