@@ -201,6 +201,9 @@ def read_proc(path: str | Path) -> bytes:
 
 _MAX_GENERATIONS = 64
 
+_SETTLED_S = 5.0
+"""Age from which a process has its own environment: between fork and exec it has its parent's."""
+
 
 class OtherProcesses:
     """Counts the processes on a GPU that are not the validation's, and names each in `path` when it appears. Adds up
@@ -215,7 +218,7 @@ class OtherProcesses:
         self._needle = None if token is None else variable_needle(TOKEN_VARIABLE, token)
         self._path = path
         self._own: dict[ProcessId, bool] = {}
-        self._of_run: dict[ProcessId, bool] = {}
+        self._marked: set[ProcessId] = set()
         self._users: dict[ProcessId, Stat] | None = None
         self._present: dict[int, set[int]] = {}
         self._same_namespace = False
@@ -249,7 +252,7 @@ class OtherProcesses:
         before, self._users = self._users, now
         present = {one.id for one in stats}
         self._own = {identity: own for identity, own in self._own.items() if identity in present}
-        self._of_run = {identity: marked for identity, marked in self._of_run.items() if identity in present}
+        self._marked &= present
         if before is None:
             return None
         pairs = [(one, before.get(identity)) for identity, one in now.items()]
@@ -287,25 +290,35 @@ class OtherProcesses:
     def _is_own(self, stat: Stat) -> bool:
         known = self._own.get(stat.id)
         if known is None:
-            marked = self._needle is not None and has_variable(stat.pid, self._needle)
-            known = self._own[stat.id] = marked or _descends_from_this(stat)
-            self._of_run[stat.id] = marked
+            known = self._is_marked(stat) or _descends_from_this(stat)
+            if known or _age_s(stat) > _SETTLED_S:
+                self._own[stat.id] = known
         return known
 
-    def _is_of_run(self, stat: Stat) -> bool:
-        """Whether one of its own carries the token, or a process that it descends from; without a token, all do.
+    def _is_marked(self, stat: Stat) -> bool:
+        """Whether it carries the token, or did before it wrote its title over its environment.
 
-        By what was seen first: a program may write its title over its environment.
+        What does not is asked again, since it may not have begun its program yet.
         """
+        if self._needle is not None and stat.id not in self._marked and has_variable(stat.pid, self._needle):
+            self._marked.add(stat.id)
+        return stat.id in self._marked
+
+    def _is_of_run(self, stat: Stat) -> bool:
+        """Whether one of its own carries the token, or a process that it descends from; without a token, all do."""
         here = os.getpid()
         found: Stat | None = stat
         for _ in range(_MAX_GENERATIONS):
             if found is None or found.pid in (0, 1, here):
                 return False
-            if self._needle is None or self._of_run.get(found.id, False):
+            if self._needle is None or self._is_marked(found):
                 return True
             found = read_stat(found.parent)
         return False
+
+
+def _age_s(stat: Stat) -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat.id.start_ticks * TICK_S
 
 
 def _descends_from_this(stat: Stat) -> bool:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from validator.system import processes
-from validator.system.processes import OtherProcesses, ProcessId, Stat, read_proc
+from validator.system.processes import OtherProcesses, ProcessId, Stat, read_proc, read_stat
 from validator.system.xid import XidWatch
 
 TOKEN = "3f" * 16
@@ -148,6 +149,34 @@ def test_the_memory_of_the_runs_processes(tmp_path: Path) -> None:
         held = others.run_memory(None)
         assert held is not None
         assert 30 << 20 < held < 60 << 20
+
+
+def test_a_process_seen_before_its_program_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between fork and exec it has its parent's environment. An agent starts it: it descends from nothing here."""
+    others = OtherProcesses(TOKEN, tmp_path / "x.jsonl")
+    hold = "x = bytearray(b'x' * (30 << 20)); print(flush=True); input()"
+    environment = {processes.TOKEN_VARIABLE: TOKEN}
+    begin = f"os.execve(sys.executable, [sys.executable, '-c', {hold!r}], {environment!r})"
+    code = f"import os, sys; print(flush=True); input(); {begin}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+
+        def held() -> int | None:
+            stat = read_stat(child.pid)
+            assert stat is not None
+            assert child.stdout is not None
+            child.stdout.readline()
+            monkeypatch.setattr(processes, "all_stats", lambda: iter([replace(stat, parent=1)]))
+            others.own_cpu_seconds()
+            return others.run_memory(None)
+
+        assert held() is None
+        child.stdin.write(b"\n")
+        assert (held() or 0) > 30 << 20
+        child.stdin.write(b"\n")
 
 
 def test_a_process_that_has_ended_between_two_looks_is_counted(tmp_path: Path) -> None:
