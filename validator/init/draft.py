@@ -68,8 +68,13 @@ def lengths_of(watched: WatchedCommand, *, steps: int | None = None) -> Lengths:
         baseline=wanted,
         warmup=min(max(_WARMUP, 2 * stride if stride > 1 else 0), wanted // 4),
         soak=soak_fits if soak_fits > wanted else None,
-        timeout_s=max(_MIN_TIMEOUT_S, 60 * math.ceil((3 * longest + 300) / 60)),
+        timeout_s=max(_MIN_TIMEOUT_S, timeout_minutes(longest) * 60.0),
     )
+
+
+def timeout_minutes(expected_s: float) -> int:
+    """Minutes that a run of so many seconds may take: a timeout ends what hangs and judges no rate."""
+    return math.ceil((3 * expected_s + 300) / 60)
 
 
 def soak_steps(baseline: int, step_s: float | None) -> int:
@@ -283,13 +288,15 @@ def _open_bounds(watched: WatchedCommand) -> Iterator[str]:
         yield "host_mem_mib.max <= ? MiB"
 
 
-def soak_lines(series: frozenset[str], *, steps: int) -> Iterator[str]:
-    """The phase that is long: what holds in the baseline must last."""
+def soak_lines(series: frozenset[str], *, steps: int, minutes: int | None = None) -> Iterator[str]:
+    """The phase that is long: what holds in the baseline must last. `minutes` is its timeout, where it has its own."""
     yield "  - id: soak"
     yield "    kind: soak"
     yield "    needs: [baseline]"
     yield "    why: The rate, the memory and the loss must last."
     yield f"    steps: {steps}"
+    if minutes is not None:
+        yield f"    timeout: {minutes}m"
     yield "    accept:"
     if "loss" in series or not series:
         yield "      - loss.last < loss.first"

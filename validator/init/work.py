@@ -16,7 +16,7 @@ from validator.baseline import value_of
 from validator.errors import ExitCode, FolderError, UserError, disk_errors
 from validator.files import replace_file
 from validator.init.command import name_of, near
-from validator.init.draft import draft, soak_lines, soak_steps, tokens_line, yaml_text
+from validator.init.draft import draft, soak_lines, soak_steps, timeout_minutes, tokens_line, yaml_text
 from validator.init.launch import launch_of
 from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
@@ -182,7 +182,7 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     made = make_baseline([run], runbook=None, margin=0.02, allow_not_go=True)
     written = Path(folder.header.cwd, folder.header.runbook_path).parent
     text = with_tokens_line(_with_loss(made.text, report), folder.header.runbook, report)
-    text = _with_soak(_moved(text, written, _folder(path)), folder.header.runbook, report)
+    text = with_soak(_moved(text, written, _folder(path)), folder.header.runbook, report)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
     warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
@@ -249,7 +249,7 @@ def _fixed(place: str) -> bool:
     return place.startswith(("/", "~")) or has_placeholder(place)
 
 
-def _with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
+def with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
     """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes."""
     phases = [phase for phase in runbook.phases if isinstance(phase, TrainPhase)]
     others = [phase for phase in runbook.phases if phase not in phases and phase.kind != "settings"]
@@ -260,7 +260,10 @@ def _with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
     seconds = (runs[0].outcome or {}).get("duration_s")
     step_s = float(seconds) / phases[0].steps if isinstance(seconds, (int, float)) and seconds > 0 else None
     steps = soak_steps(phases[0].steps, step_s)
-    longer = "\n".join((text.rstrip("\n"), "", *soak_lines(frozenset(runs[0].metrics), steps=steps))) + "\n"
+    minutes = timeout_minutes(steps * (step_s or 0.0))
+    its_own = minutes if 60 * minutes > runbook.defaults.timeout else None
+    lines = soak_lines(frozenset(runs[0].metrics), steps=steps, minutes=its_own)
+    longer = "\n".join((text.rstrip("\n"), "", *lines)) + "\n"
     try:
         loads(longer)
     except RunbookError:  # its phases are not the last thing in it, or are laid out in another way

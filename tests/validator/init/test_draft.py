@@ -20,10 +20,12 @@ from validator.init.length import printed_total, total_of_epochs
 from validator.init.reading import TrialReading
 from validator.init.settings import with_placeholders
 from validator.init.watched import WatchedCommand, _TrialWatch
-from validator.init.work import last_run, with_tokens_line
+from validator.init.work import last_run, with_soak, with_tokens_line
 from validator.kinds.registry import load, loads
 from validator.model.expression import open_reference
 from validator.model.result import Result, Series, SourceFile
+from validator.model.settings import timeout_of
+from validator.model.training_phases import SoakPhase
 from validator.supervise.wait import CancelToken
 
 UNITS = {"loss": "nat", "step_time_s": "s", "toks_per_s": "tok/s", "samples_per_s": ""}
@@ -315,6 +317,19 @@ def test_it_asks_for_the_tokens_of_a_step_with_a_guess(rate: str, line: str, npr
     assert ("the printed rate is checked" in asked) is (rate == "toks_per_s")
     uncommented = text.replace(asked, asked.replace("# tokens", "tokens", 1))
     assert loads(uncommented).trainer.tokens_per_step == int(count)
+
+
+def test_a_soak_that_is_added_has_time_enough() -> None:
+    """Where the command's own length left none, the timeout is that of the baseline."""
+    seen = replace(watched("train.py --max_iters 2000", reading("loss", "step_time_s")), total=2000, step_s=0.06)
+    text = draft(seen, name="made", base=Path("/"), soak=False)
+    run = SimpleNamespace(outcome={"duration_s": 120.0}, metrics={"loss": None, "step_time_s": None})
+    report = cast("Any", SimpleNamespace(phases=[SimpleNamespace(id="baseline", runs=[run])]))
+    made = loads(with_soak(text, loads(text), report))
+    soak = made.phases[1]
+    assert isinstance(soak, SoakPhase)
+    assert soak.steps == 15_000
+    assert timeout_of(made, soak) >= 3 * 15_000 * 0.06 > made.defaults.timeout
 
 
 def test_a_runbook_from_a_run_asks_for_the_tokens_of_a_step() -> None:
