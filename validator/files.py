@@ -60,10 +60,15 @@ class Tree:
     def __init__(self, path: Path, *, link_roots: Sequence[str] = (), follow: bool = True) -> None:
         self._link_roots = tuple(Path(root).expanduser() for root in link_roots)
         self.given = path
-        self.path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError where links go round
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not follow and self.path != path:
+            self.close()
             raise Unreadable(errno.ELOOP, f"{path} is a link, or is behind one, which is not followed")
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+
+    @property
+    def path(self) -> Path:
+        """Where the folder that is held is now, without links on the way."""
+        return Path(f"/proc/self/fd/{self._fd}").readlink()
 
     def __enter__(self) -> Tree:
         return self
@@ -289,8 +294,8 @@ def _holding(path: Path) -> Iterator[tuple[Tree, PurePath]]:
         with Tree(path.parent) as tree:
             yield tree, PurePath(path.name)
         return
-    root = next((root for root in (held.given, held.path) if path.is_relative_to(root)), None)
-    if root is None:
+    root = held.given if path.is_relative_to(held.given) else held.path
+    if not path.is_relative_to(root):
         raise Unreadable(errno.EINVAL, f"{str(path)!r} is not below the folder that is read")
     yield held, path.relative_to(root)
 
@@ -329,7 +334,7 @@ def is_file(path: Path) -> bool:
 
 def _parts(relative: str | PurePath) -> tuple[str, ...]:
     parts = PurePath(relative).parts
-    if not parts or PurePath(relative).is_absolute() or ".." in parts or any("\0" in part for part in parts):
+    if not parts or parts[0][0] == "/" or ".." in parts or any("\0" in part for part in parts):
         raise Unreadable(errno.EINVAL, f"{str(relative)!r} is not below the folder")
     return parts
 

@@ -40,10 +40,8 @@ def list_(token_file: TokenFile = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json([one.model_dump(exclude={"sha256"}) for one in tokens])
         return
-    for one in tokens:
-        typer.echo(f"{one.name}  {one.role}  since {one.created}")
-    if not tokens:
-        typer.echo("there is no token; `validator token add NAME --role read` makes one")
+    lines = [f"{one.name}  {one.role}  since {one.created}" for one in tokens]
+    typer.echo("\n".join(lines) or "there is no token; `validator token add NAME --role read` makes one")
 
 
 @command.command(epilog="Example: validator token revoke grafana")

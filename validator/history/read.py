@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from validator.files import Tree, Unreadable, is_file
+from validator.files import Tree, is_file
 from validator.model.catalogue import METRICS, Better, Metric
 from validator.model.machine import MIN_EFFECT, NODES_ALONE, machine_class, sound_snapshot
 from validator.runs.pushed import pushed_by
@@ -118,13 +117,14 @@ def run_folders(parent: Path) -> Iterator[Path]:
 def stamp_of(folder: Path) -> str:
     """What changes whenever result.json does; a pin counts too. Two system calls: a service asks it of every folder.
 
-    Raises:
-        OSError: when there is no such file, or it is a link or no regular file.
+    Empty when there is no such file, or it is a link or no regular file.
     """
-    path = f"{folder}/result.json"
-    status = os.lstat(path)
+    try:
+        status = os.lstat(f"{folder}/result.json")
+    except OSError:
+        return ""
     if not stat.S_ISREG(status.st_mode):
-        raise Unreadable(errno.EINVAL, f"{path} is not a regular file")
+        return ""
     return f"{status.st_mtime_ns}:{status.st_size}:{int(os.access(f'{folder}/{PIN}', os.F_OK))}"
 
 

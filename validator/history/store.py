@@ -116,12 +116,10 @@ def read_history(parent: Path, *, rebuild: bool = False) -> tuple[HistoryEntry, 
     known = {} if rebuild else _indexed(parent)
     found: dict[str, tuple[str, HistoryEntry]] = {}
     for folder in run_folders(parent):
-        with suppress(OSError):  # gone meanwhile
-            stamp = stamp_of(folder)
-            before = known.get(folder.name)
-            entry = before[1] if before is not None and before[0] == stamp else read_entry(folder)
-            if entry is not None:
-                found[folder.name] = (stamp, entry)
+        stamp, before = stamp_of(folder), known.get(folder.name)
+        entry = before[1] if before is not None and before[0] == stamp else read_entry(folder)
+        if entry is not None:  # else it is gone meanwhile
+            found[folder.name] = (stamp, entry)
     if found != known:
         with suppress(OSError, UnicodeError), Tree(parent) as tree:  # a folder's name may be no text
             tree.write(INDEX, msgspec.json.encode(_Index(VERSION, found)), sync=False)

@@ -3,7 +3,6 @@ or named in what it prints."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -53,14 +52,10 @@ def _open_files(token: str) -> Iterator[Path]:
     for process in processes.all_stats():
         if not processes.has_variable(process.pid, needle):
             continue
-        with suppress(OSError):
-            for link in Path(f"/proc/{process.pid}/fd").iterdir():
-                with suppress(OSError, ValueError, IndexError):
-                    path = link.readlink()
-                    about = processes.read_proc_text(f"/proc/{process.pid}/fdinfo/{link.name}")
-                    flags = int(about.split("flags:")[1].split()[0], 8)
-                    if flags & os.O_ACCMODE != os.O_RDONLY and path.is_absolute() and path.is_file():
-                        yield path
+        for _, path in processes.written_files(process.pid):
+            with suppress(OSError):
+                if path.startswith("/") and Path(path).is_file():
+                    yield Path(path)
 
 
 def _printed_files(out: Path) -> Iterator[Path]:

@@ -6,10 +6,11 @@ One look serves all viewers. A viewer of a run's page also gets the end of the l
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ LogName = tuple[str, str]
 
 def shape_of(running: Sequence[Running]) -> str:
     """A short text that changes when a page needs other elements, and not when only their texts change."""
-    return hashlib.sha256(repr([one.shape for one in running]).encode()).hexdigest()[:16]
+    return f"{zlib.crc32(''.join(one.shape for one in running).encode()):x}"
 
 
 class _Frame(NamedTuple):
@@ -108,12 +109,13 @@ class Feed:
 
     async def draw(self) -> None:
         """Look again and again while there is a viewer, as long as the server runs."""
+        loop, looking = asyncio.get_running_loop(), ThreadPoolExecutor(1)  # for less than a thread of requests costs
         while not self._closing:
             due_s = time.monotonic() + _INTERVAL_S
             if self._viewers:
                 wanted, frame = {log for log in self._viewers.values() if log is not None}, None
                 with suppress(Exception):  # the folder may be gone for a while: the streams end, and begin again
-                    frame = await run_in_threadpool(_frame, self._live, self._queue, wanted)
+                    frame = await loop.run_in_executor(looking, _frame, self._live, self._queue, wanted)
                 if not self._closing:
                     drawn, self._drawn, self._frame = self._drawn, asyncio.Event(), frame
                     drawn.set()

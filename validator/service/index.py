@@ -89,7 +89,7 @@ class RunIndex:
         self._looked = self._looked_fully = float("-inf")
         self._parent_ns = -1
         self._names: frozenset[str] = frozenset()
-        self._watched: dict[str, bool] = {}
+        self._watched: dict[str, str] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = self._opened(rebuild=rebuild)
@@ -134,7 +134,8 @@ class RunIndex:
                 self._db.execute(gone, (json.dumps([*self._names]),))
             self._parent_ns, self._looked = parent_ns, now
             self._looked_fully = now if full else self._looked_fully
-            self._update(looked_at)
+            if full or {name: stamp_of(self.reports / name) for name in looked_at} != self._watched:
+                self._update(looked_at)
 
     def _folders(self) -> Iterator[str]:
         """Names of the folders that may be run folders; links are left out, since they lead anywhere."""
@@ -150,21 +151,16 @@ class RunIndex:
         """Read folders whose results have changed; see which of them have no decision yet."""
         known = "SELECT folder, stamp, decision FROM runs WHERE folder IN (SELECT value FROM json_each(?))"
         rows = {row[0]: row[1:] for row in self._db.execute(known, (json.dumps([*names]),))}
-        watched = dict[str, bool]()
+        watched = dict[str, str]()
         for name in names:
             folder, (stamp, decision) = self.reports / name, rows.get(name, ("", None))
             with suppress(OSError):  # it is gone by now
-                try:
-                    now = stamp_of(folder)
-                except OSError:
-                    is_run = is_run_folder(folder)
-                    if is_run or time.time() - folder.stat().st_mtime < _YOUNG_S:
-                        watched[name] = is_run
-                    continue
-                if now != stamp:
+                now = stamp_of(folder)
+                if now and now != stamp:
                     decision = self._store(name, now, read_entry(folder))
-                if decision == "IN_PROGRESS":
-                    watched[name] = True
+                begins = not now and (is_run_folder(folder) or time.time() - folder.stat().st_mtime < _YOUNG_S)
+                if begins or (now and decision == "IN_PROGRESS"):
+                    watched[name] = now
         self._db.commit()
         self._watched = watched
 
@@ -183,7 +179,7 @@ class RunIndex:
     def open_folders(self) -> tuple[str, ...]:
         """Folders whose validation has no decision yet: it runs, or its runner was killed."""
         with self._asked():
-            return tuple(sorted(name for name, is_run in self._watched.items() if is_run))
+            return tuple(sorted(one for one, at in self._watched.items() if at or is_run_folder(self.reports / one)))
 
     def entry(self, folder: str) -> HistoryEntry | None:
         """The entry of a folder; None where the index has none."""
@@ -195,7 +191,7 @@ class RunIndex:
             if folder not in self._names:
                 self._looked = float("-inf")  # the queue names a run as soon as it starts
                 self.refresh()
-            known = self._watched.get(folder) or self.entry(folder) is not None
+            known = (folder in self._watched and is_run_folder(self.reports / folder)) or self.entry(folder) is not None
             return self.reports / folder if known else None
 
     def find(self, wanted: RunFilter, *, limit: int, offset: int = 0) -> tuple[tuple[HistoryEntry, ...], int]:

@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
-
-import psutil
 
 from validator.errors import Unable
 from validator.model.verdict import Status, ValidationReport
@@ -32,7 +31,7 @@ from validator.runs.journal import Event
 from validator.runs.replay import ending, events_of, last_runner, phase_end
 from validator.service.index import RunIndex
 from validator.supervise.open_run import LogTail, MachineSample, OpenRun, Values, open_run
-from validator.system.processes import catches
+from validator.system.processes import catches, link_target, written_files
 from validator.text import clean, format_duration, format_time, one_line, plural
 from validator.times import unix_seconds
 
@@ -103,18 +102,18 @@ class Running:
     host: str
     started: str
     working: bool
-    stopping: StopHow | Literal[""]
-    elapsed: str
-    remaining: str
     phases: tuple[LivePhase, ...]
-    run: LiveRun | None
     notes: tuple[str, ...] = ()
+    stopping: StopHow | Literal[""] = ""
+    elapsed: str = ""
+    remaining: str = ""
+    run: LiveRun | None = None
 
-    @property
-    def shape(self) -> tuple[object, ...]:
+    @cached_property
+    def shape(self) -> str:
         """What a page's elements depend on; all else of it is text in them."""
         run = self.run and (self.run.id, self.run.steps, self.run.logs)
-        return self.working, self.stopping, self.phases, self.notes, run, [*self.texts()]
+        return repr((self.working, self.stopping, self.phases, self.notes, run, [*self.texts()]))
 
     def texts(self) -> dict[str, str]:
         """Each text that changes while the shape stays, by the name of the element that has it."""
@@ -179,7 +178,8 @@ class _Followed:
     _report: ValidationReport | None = None
     _stamps: list[tuple[int, int]] = field(default_factory=list)
     _events: tuple[Event, ...] = ()
-    _opened_by: tuple[Event, ...] | None = None
+    _read_of: Running | None = None
+    _link: str = ""
 
     def look(self) -> Running | None:
         """The validation now; None where it has ended, or cannot be read."""
@@ -191,14 +191,25 @@ class _Followed:
             return None
 
     def _running(self, folder: RunFolder) -> Running | None:
-        runner = last_runner(folder, self._events)
-        working = works_on(runner, folder)  # also while it writes its last report
+        if link_target(self._link) != str(folder.journal):  # of one that worked a moment ago the link alone is asked
+            self._link = works_on(last_runner(folder, self._events), folder)
+        working, read = bool(self._link), self._read_of  # it works also while it writes its last report
         undecided = self._report is None or self._report.decision == "IN_PROGRESS"
         if not working and (ending(self._events) is not None or not undecided):
             return None
-        header, self.asked = folder.header, self.asked if working else ""
-        # Root's service sees runners of others, whose links lead nowhere.
-        own = working and Path(f"/proc/{runner.pid}").stat().st_uid == os.getuid()
+        if read is None or read.working != working:
+            read = self._read_of = self._as_read(folder, working=working)
+        self.asked = self.asked if working else ""
+        elapsed = format_duration(max(0.0, _seconds_since(folder.header.started)))
+        remaining, run = (self._remaining(), self._run()) if working else ("", None)
+        return replace(read, stopping=self.asked, elapsed=elapsed, remaining=remaining, run=run)
+
+    def _as_read(self, folder: RunFolder, *, working: bool) -> Running:
+        """What stays until the journal or the result changes; opens the run that is open."""
+        header, runner = folder.header, last_runner(folder, self._events)
+        if working:  # root's service sees runners of others, whose links lead nowhere
+            own = Path(f"/proc/{runner.pid}").stat().st_uid == os.getuid()
+            self.open = open_run(folder, self._events, self.open, links=own)
         return Running(
             folder=self.root.name,
             run_id=one_line(header.run_id),
@@ -207,25 +218,20 @@ class _Followed:
             host=one_line(runner.host, limit=100),
             started=format_time(header.started),
             working=working,
-            stopping=self.asked,
-            elapsed=format_duration(max(0.0, _seconds_since(header.started))),
-            remaining=self._remaining() if working else "",
             phases=tuple(self._phases(folder, working=working)),
-            run=self._run(folder, links=own) if working else None,
             notes=tuple(self._notes()),
         )
 
     def _read(self, folder: RunFolder) -> None:
         """Read journal and result again where they have changed."""
-        with folder.tree() as tree:
-            files = [tree.stat(name) for name in (JOURNAL, "result.json") if tree.has_file(name)]
-            stamps = [(file.st_mtime_ns, file.st_size) for file in files]
-            if stamps == self._stamps:
-                return
-            self._report, self._stamps = None, stamps
-            with suppress(OSError, ValueError):
-                self._report = result_in(tree)
-        self._events = events_of(folder)
+        paths = [f"{self.root}/{name}" for name in (JOURNAL, "result.json")]
+        stamps = [(file.st_mtime_ns, file.st_size) for file in map(os.lstat, filter(os.path.lexists, paths))]
+        if stamps == self._stamps:
+            return
+        self._report, self._stamps = None, stamps
+        with suppress(OSError, ValueError), folder.tree() as tree:
+            self._report = result_in(tree)
+        self._events, self._read_of, self._link = events_of(folder), None, ""
 
     def _remaining(self) -> str:
         """What the runner expected when it drew its latest report, less what has passed since."""
@@ -244,10 +250,8 @@ class _Followed:
                 view = status_view("RUNNING") if working else _INTERRUPTED
             yield LivePhase(one_line(phase.id), one_line(phase.title or phase.id, limit=200), view.word)
 
-    def _run(self, folder: RunFolder, *, links: bool) -> LiveRun | None:
-        """The run that is open, followed from the event that started it; over links where `links` says so."""
-        if self._opened_by is not self._events:
-            self.open, self._opened_by = open_run(folder, self._events, self.open, links=links), self._events
+    def _run(self) -> LiveRun | None:
+        """The run that is open, as far as it is now."""
         if (one := self.open) is None:
             return None
         found = [event for event in self._events if event.event == "anomaly" and event.fields.get("run") == one.spec.id]
@@ -263,15 +267,13 @@ class _Followed:
             yield clean(f"{event.fields.get('run') or ''}: {what}", limit=400)
 
 
-def works_on(runner: Runner, folder: RunFolder) -> bool:
-    """Whether the runner lives on this machine and has the folder's journal open for writing.
+def works_on(runner: Runner, folder: RunFolder) -> str:
+    """The link in /proc by which the runner, where it lives on this machine, has the folder's journal open for writing.
 
     To read it is not enough: this server does, and a folder that was handed in may name the server as its runner.
     """
-    with suppress(OSError, psutil.Error):
-        opened = psutil.Process(runner.pid).open_files() if runner.alive() else ()
-        return any(one.mode != "r" and one.path == str(folder.journal) for one in opened)
-    return False
+    opened = written_files(runner.pid) if runner.alive() else ()
+    return next((link for link, path in opened if path == str(folder.journal)), "")
 
 
 def request_stop(folder: RunFolder, how: StopHow) -> None:

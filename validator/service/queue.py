@@ -76,13 +76,15 @@ class _QueueFile(Frozen):
 class RunQueue:
     """The queue in a file. Safe to use from several threads and processes.
 
-    Every method raises Unable when the file is damaged or cannot be written.
+    Every method raises Unable when the file is damaged or cannot be written. As long as the stamp is `idle`, there is
+    nothing to do for `step`.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._child: subprocess.Popen[bytes] | None = None
         self._next_s = float("-inf")
+        self.idle: str | None = None
 
     def stamp(self) -> str:
         """A text that changes when the queue does."""
@@ -133,9 +135,9 @@ class RunQueue:
 
     def step(self) -> None:
         """Notice what has ended, and start the next entry where the machine is free."""
-        if self._child is not None:
-            self._child.poll()  # so that it does not stay a zombie
+        stamp, none_left = self.stamp(), self._child is None or self._child.poll() is not None  # else a zombie stays
         first = next((one for one in self.entries() if one.state != "ended"), None)
+        self.idle = stamp if first is None and none_left else None
         if first is None or first.state == "running" or time.monotonic() < self._next_s or self.blocked(first):
             return
         self._next_s = time.monotonic() + _PAUSE_S

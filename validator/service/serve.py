@@ -78,7 +78,8 @@ async def _start_next(queue: RunQueue) -> None:
     """Step the queue once a second. Why it cannot, its page says; the next step may."""
     while True:
         with suppress(OSError, UserError):
-            await run_in_threadpool(queue.step)
+            if queue.stamp() != queue.idle:
+                await run_in_threadpool(queue.step)
         await asyncio.sleep(_TICK_S)
 
 

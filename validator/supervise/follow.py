@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -35,7 +34,7 @@ from validator.supervise.nodes import LIVE_FILE, live_nodes
 _LOOK_BYTES = 4 << 20  # per file and look; a larger backlog is caught up with at the next looks
 _HEAD_BYTES = 4096
 _SEARCH_S, _SEARCH_SHARE = 1.0, 0.02
-"""Time between two searches for a text log, and their share of the time at most."""
+"""Time between two searches for a text log, or for heartbeats of more ranks; share of the time at most."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ class Tail:
     ) -> None:
         self.path = path
         self._root = path.parent if root is None else root
+        self._name = os.path.relpath(path, self._root)
         self._link_roots = link_roots
         self._offset = 0
         self._inode = -1
@@ -122,21 +122,20 @@ class Tail:
 
     def _grown(self) -> bytes:
         """Bytes since the last call; of a file that was written again, from its start."""
-        name, self.again = os.path.relpath(self.path, self._root), False
+        self.again = False
         try:
-            stat = self.path.lstat()
+            stat = os.lstat(self.path)
             if stat.st_ino == self._inode and stat.st_size == self._offset:
                 return b""  # most files of a run are not written to between two looks
-            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(name) as file:
-                stat = os.fstat(file.fileno())
-                head = file.read(_HEAD_BYTES)
+            with Tree(self._root, link_roots=self._link_roots) as tree, tree.open(self._name) as file:
+                fd = file.fileno()
+                stat, head = os.fstat(fd), os.pread(fd, _HEAD_BYTES, 0)
                 if stat.st_ino != self._inode or stat.st_size < self._offset or not head.startswith(self._head):
                     self.again = self._inode >= 0
                     self._offset, self._inode, self._rest = 0, stat.st_ino, b""
                     self._jump(stat.st_size)
                 self._head = head
-                file.seek(self._offset)
-                data = file.read(_LOOK_BYTES)
+                data = os.pread(fd, min(_LOOK_BYTES, max(0, stat.st_size - self._offset)), self._offset)
         except OSError:
             return b""
         self._offset += len(data)
@@ -197,6 +196,8 @@ class RunFollower:
     _in_tables: dict[Path, PrintedTable] = field(default_factory=dict)
     _text: Path | None = None
     _next_search_s: float = 0.0
+    _beats_of: tuple[tuple[int, Path], ...] = ()
+    _next_beats_s: float = 0.0
 
     def __post_init__(self) -> None:
         if any(reader.files for reader in self.metrics.readers):
@@ -329,7 +330,9 @@ class RunFollower:
         return self._tails[path]
 
     def _beats(self, now: float) -> Iterator[Record]:
-        for rank, path in self._heartbeat_files():
+        if now >= self._next_beats_s or not self._beats_of:
+            self._beats_of, self._next_beats_s = tuple(self._heartbeat_files()), now + _SEARCH_S
+        for rank, path in self._beats_of:
             state = self.by_rank.setdefault(rank, RankState())
             for line, end in self._tail(path).lines_with_ends(newest=self.newest):
                 try:
@@ -437,8 +440,10 @@ def _numbers(cells: Mapping[Any, object]) -> dict[str, float]:
     found = {}
     for name, value in cells.items():
         if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            with suppress(ValueError, OverflowError):
+            try:
                 found[str(name)] = float(value)
+            except (ValueError, OverflowError):
+                continue
     return contract_values(found)
 
 

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ Values = tuple[tuple[str, str], ...]
 _JOIN_BYTES = 256 << 10
 """How far back a run's files are read when they begin to be followed."""
 
-_NEWEST = 10
+_NEWEST = 3
 """Rows of a file that are read at each look, the latest: a column that is not in every row is shown a little later."""
 
 LOG_LINES = 200
@@ -102,6 +102,7 @@ class OpenRun:
     marker: str = ""
     named: Collection[str] = ()
     _cells: Mapping[str, str] = field(default_factory=dict)
+    _sample: MachineSample = field(default_factory=MachineSample)
     _mask: Mask | None = None
     _names: tuple[str, ...] = ()
     _shown: dict[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
@@ -122,11 +123,11 @@ class OpenRun:
         for line in self.telemetry.lines()[-1:]:
             names, cells = (one.decode("utf-8", "replace").split(",") for one in (self.telemetry.first_line, line))
             self._cells = dict(zip(names, cells, strict=False))
-        gpus = sorted(int(found[1]) for name in self._cells if (found := _INDEX.fullmatch(name)))
+            gpus = sorted(int(found[1]) for name in names if (found := _INDEX.fullmatch(name)))
+            of_gpus = tuple((index, tuple(self._quantities(f"gpu{index}_", _GPU))) for index in gpus)
+            self._sample = MachineSample(tuple(self._quantities("", _HOST)), of_gpus)
         age_s = time.time() - (parse_number(self._cells.get("ts", "")) or time.time())
-        host = tuple(self._quantities("", _HOST)) if self._cells else ()
-        of_gpus = tuple((index, tuple(self._quantities(f"gpu{index}_", _GPU))) for index in gpus)
-        return MachineSample(host, of_gpus, f"{format_duration(age_s)} ago" if age_s > _OLD_S else "")
+        return replace(self._sample, age=f"{format_duration(age_s)} ago" if age_s > _OLD_S else "")
 
     def _quantities(self, prefix: str, columns: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for label, name in columns.items():
@@ -177,7 +178,7 @@ class OpenRun:
 def _last_lines(data: bytes, mask: Mask) -> str:
     """The last whole lines of a piece of a log as text; of a bar that is redrawn in place, what it shows now."""
     data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].removesuffix(b"\n")
-    before = b"\n".join(data.split(b"\n")[:-LOG_LINES])
+    before = b"".join(data.rsplit(b"\n", LOG_LINES)[:-LOG_LINES])
     data = data[max(0, len(before) - _BEFORE_BYTES) :]  # each line that is masked costs time
     lines = mask.block(data).decode("utf-8", "replace").split("\n")
     # Where lines became one, those before them are not shown instead: they may be the end of a key themselves.

@@ -137,6 +137,26 @@ def field_of_status(pid: int, name: str) -> str | None:
     return next((value for key, value in proc_fields(f"/proc/{pid}/status") if key == name), None)
 
 
+def written_files(pid: int) -> Iterator[tuple[str, str]]:
+    """What a process has open for writing: its link in /proc, and the path that it leads to, as the kernel names it.
+
+    None where it may not be seen.
+    """
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:
+        for link in links:
+            about = dict(proc_fields(f"/proc/{pid}/fdinfo/{link.name}"))  # nothing for one that is closed meanwhile
+            if int(about.get("flags", "0"), 8) & os.O_ACCMODE != os.O_RDONLY:
+                yield link.path, link_target(link.path)
+
+
+def link_target(path: str | Path) -> str:
+    """Where a link leads; empty where there is none, or it may not be seen."""
+    try:
+        return os.readlink(path)  # noqa: PTH115 -- asked at every look of a run
+    except OSError:
+        return ""
+
+
 def catches(pid: int, signal_number: int) -> bool:
     """Whether the process handles the signal itself. Where unknown, False: the default action might kill it."""
     mask = field_of_status(pid, "SigCgt")
