@@ -31,7 +31,7 @@ from validator.runs.journal import Event
 from validator.runs.replay import ending, events_of, last_runner, phase_end
 from validator.service.index import RunIndex
 from validator.supervise.open_run import LogTail, MachineSample, OpenRun, Values, open_run
-from validator.system.processes import catches, link_target, written_files
+from validator.system.processes import catches, written_by, written_files
 from validator.text import clean, format_duration, format_time, one_line, plural
 from validator.times import unix_seconds
 
@@ -191,7 +191,7 @@ class _Followed:
             return None
 
     def _running(self, folder: RunFolder) -> Running | None:
-        if link_target(self._link) != str(folder.journal):  # of one that worked a moment ago the link alone is asked
+        if written_by(self._link) != str(folder.journal):  # of one that worked a moment ago the link alone is asked
             self._link = works_on(last_runner(folder, self._events), folder)
         working, read = bool(self._link), self._read_of  # it works also while it writes its last report
         undecided = self._report is None or self._report.decision == "IN_PROGRESS"

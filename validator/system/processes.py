@@ -144,15 +144,16 @@ def written_files(pid: int) -> Iterator[tuple[str, str]]:
     """
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:
         for link in links:
-            about = dict(proc_fields(f"/proc/{pid}/fdinfo/{link.name}"))  # nothing for one that is closed meanwhile
-            if int(about.get("flags", "0"), 8) & os.O_ACCMODE != os.O_RDONLY:
-                yield link.path, link_target(link.path)
+            if path := written_by(link.path):
+                yield link.path, path
 
 
-def link_target(path: str | Path) -> str:
-    """Where a link leads; empty where there is none, or it may not be seen."""
+def written_by(link: str) -> str:
+    """Where a link in /proc/PID/fd leads that writes; empty for one that only reads, is gone, or may not be seen."""
+    about = dict(proc_fields(link.replace("/fd/", "/fdinfo/")))
+    writes = int(about.get("flags", "0"), 8) & os.O_ACCMODE != os.O_RDONLY
     try:
-        return os.readlink(path)  # noqa: PTH115 -- asked at every look of a run
+        return os.readlink(link) if writes else ""  # noqa: PTH115 -- asked at every look of a run
     except OSError:
         return ""
 

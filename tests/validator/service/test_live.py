@@ -84,6 +84,22 @@ def test_one_whose_runner_was_killed_is_shown_as_such(tmp_path: Path) -> None:
     assert "/stop/" not in page
 
 
+def test_a_runner_that_leaves_is_noticed_at_the_next_look_and_so_is_the_next_one(tmp_path: Path) -> None:
+    """Also where its process lives on, and the journal says nothing of it."""
+    folder, journal = make_running(tmp_path / "reports")
+    live = LiveRuns(RunIndex(tmp_path / "reports", tmp_path / "index.sqlite"))
+    with journal:
+        run = spec(folder)
+        journal.append("run_started", run=run.id, as_it_is={"spec": run})
+        assert [live.look(fresh=True)[0].working for _ in range(3)] == [True] * 3
+    with folder.journal.open("rb"):
+        (one,) = live.look(fresh=True)
+        assert (one.working, one.run, one.phases[0].status) == (False, None, "INTERRUPTED")
+    with folder.journal.open("ab"):
+        (one,) = live.look(fresh=True)
+        assert (one.working, one.run is None, one.phases[0].status) == (True, False, "RUNNING")
+
+
 def test_one_that_ended_is_not_shown(tmp_path: Path) -> None:
     make_run(tmp_path / "reports", 0)
     _, journal = make_running(tmp_path / "reports")

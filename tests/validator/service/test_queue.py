@@ -60,6 +60,19 @@ def test_an_entry_is_claimed_once_by_however_many(home: Path, queue: RunQueue) -
     assert queue.claim("f" * 32) is None
 
 
+def test_the_queue_is_idle_from_the_last_end_to_the_next_entry(home: Path, queue: RunQueue) -> None:
+    queue.step()
+    assert queue.stamp() == queue.idle == ""
+    RunQueue(home / "queue.json").add(entry(home).but(state="running", runner=GONE))
+    assert queue.stamp() != queue.idle
+    for ended in (False, True):  # the step that notices the end changes the file
+        queue.step()
+        assert (queue.stamp() == queue.idle) == ended
+    assert states(queue) == ["ended"]
+    queue.add(entry(home, 1))
+    assert queue.stamp() != queue.idle
+
+
 def test_a_runbook_that_was_edited_is_not_started(home: Path, queue: RunQueue) -> None:
     queue.add(entry(home))
     (home / "book.yaml").write_text("name: y", encoding="utf-8")

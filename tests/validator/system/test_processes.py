@@ -60,6 +60,15 @@ def marked(no_reaper: None) -> Iterator[int]:
     process.stdout.close()
 
 
+def test_what_a_process_writes_is_named_and_what_it_reads_is_not(tmp_path: Path) -> None:
+    with (tmp_path / "written").open("w") as written, (tmp_path / "written").open() as read:
+        found = dict(processes.written_files(os.getpid()))
+        assert found[f"/proc/{os.getpid()}/fd/{written.fileno()}"] == str(tmp_path / "written")
+        assert f"/proc/{os.getpid()}/fd/{read.fileno()}" not in found
+    assert processes.written_by(f"/proc/{os.getpid()}/fd/nothing") == ""
+    assert list(processes.written_files(2**22 + 1)) == []
+
+
 def test_own_processes_are_those_with_the_token_and_descendants(tmp_path: Path, marked: int) -> None:
     path = tmp_path / "gpu_processes.jsonl"
     others = OtherProcesses(TOKEN, path)
