@@ -126,15 +126,15 @@ class RunIndex:
             if not full and now - self._looked < _FRESH_S:
                 return
             full = full or now - self._looked_fully >= _FULL_S
-            looked_at = {*self._watched}
-            if full or parent_ns != self._parent_ns:
+            looked_at, listed = {*self._watched}, full or parent_ns != self._parent_ns
+            if listed:
                 before, self._names = self._names, frozenset(self._folders())
                 looked_at = {*self._names} if full else (looked_at & self._names) | (self._names - before)
                 gone = "DELETE FROM runs WHERE folder NOT IN (SELECT value FROM json_each(?))"
                 self._db.execute(gone, (json.dumps([*self._names]),))
             self._parent_ns, self._looked = parent_ns, now
             self._looked_fully = now if full else self._looked_fully
-            if full or {name: stamp_of(self.reports / name) for name in looked_at} != self._watched:
+            if listed or {name: stamp_of(self.reports / name) for name in looked_at} != self._watched:
                 self._update(looked_at)
 
     def _folders(self) -> Iterator[str]:

@@ -83,9 +83,8 @@ class LiveRun:
     @property
     def progress(self) -> str:
         """`step 1,200 of 5,000`."""
-        if self.step is None:
-            return "no step yet"
-        return f"step {self.step:,} of {self.steps:,}" if self.steps else f"step {self.step:,}"
+        of = f" of {self.steps:,}" if self.steps else ""
+        return "no step yet" if self.step is None else f"step {self.step:,}{of}"
 
 
 @dataclass(frozen=True)

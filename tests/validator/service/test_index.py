@@ -55,6 +55,15 @@ def test_a_branch_is_what_the_snapshot_says(tmp_path: Path) -> None:
     assert names(opened(tmp_path), RunFilter(branch="fix/rates")) == ["0001"]
 
 
+def test_a_run_that_goes_leaves_the_index_to_other_servers(reports: Path, tmp_path: Path) -> None:
+    index = opened(tmp_path)
+    assert len(names(index)) == 5
+    next(reports.glob("*0001")).rename(tmp_path / "elsewhere")
+    assert len(names(index)) == 4
+    with closing(sqlite3.connect(index.path, timeout=0)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+
 def test_what_changes_in_the_folders_changes_in_the_index(reports: Path, tmp_path: Path) -> None:
     index = opened(tmp_path)
     assert len(names(index)) == 5
