@@ -25,7 +25,7 @@ from validator.judge.compare import ArmRuns, ComparisonRules, compare_arms
 from validator.judge.data import measured
 from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Outcome, PhaseRecord, RunRecord, ValidationRecord
-from validator.model.result import Result, ScalarValue, Series, SourceFile
+from validator.model.result import Result, ScalarValue, Series, SourceFile, Steps
 from validator.model.runbook import Runbook
 from validator.model.verdict import Extension
 from validator.stats.estimate import MIN_REPEATS
@@ -88,9 +88,12 @@ def simulated(cell: Cell, rng: np.random.Generator) -> tuple[Floats, Floats, flo
     return np.maximum(relative, 0.05) * TOKENS / rate, pauses * TOKENS / rate, rate
 
 
-def record(run: str, times: Floats, pauses: Floats, repeat: int) -> RunRecord:
-    """A run that ended well, as it would have been collected: its rate counts pauses, its time per step does not."""
-    steps = np.arange(1, len(times) + 1)
+def record(run: str, times: Floats, pauses: Floats, repeat: int, steps: Steps | None = None) -> RunRecord:
+    """A run that ended well, as it would have been collected: its rate counts pauses, its time per step does not.
+
+    Its rows are those of `steps`, else of every step.
+    """
+    steps = np.arange(1, len(times) + 1) if steps is None else steps
     columns = {"toks_per_s": TOKENS / (times + pauses), "loss": np.linspace(5, 3, len(times))}
     if pauses.any():
         columns["step_time_s"] = times
@@ -98,7 +101,7 @@ def record(run: str, times: Floats, pauses: Floats, repeat: int) -> RunRecord:
         run=run,
         series={name: Series(name, "", steps, values, SOURCE) for name, values in columns.items()},
         rank_series={},
-        scalars={"steps.done": ScalarValue(value=float(len(times)))},
+        scalars={"steps.done": ScalarValue(value=float(steps[-1]))},
         requested=None,
         effective=None,
         environment=None,
@@ -116,7 +119,7 @@ def record(run: str, times: Floats, pauses: Floats, repeat: int) -> RunRecord:
         env={},
         out=run,
         nproc=2,
-        steps=len(times),
+        steps=int(steps[-1]),
         warmup_steps=WARMUP,
         timeout_s=1.0,
     )

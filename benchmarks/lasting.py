@@ -1,7 +1,8 @@
 """Does a soak find a lasting slow-down, and leave a machine alone that only wanders? By simulation.
 
     python -m benchmarks.lasting                 # a few runs of each kind, under a minute
-    python -m benchmarks.lasting --trials 400    # the table of docs/statistics.md
+    python -m benchmarks.lasting --trials 400    # a table of docs/statistics.md
+    python -m benchmarks.lasting --trials 200 --rows 4000 --noise 'white 2 %' --spaced    # another, of uneven rows
 
 Healthy runs have noise of their own (white, autocorrelated, or wandering about a mean), pauses, rare slow steps, and
 levels that come and go; sick ones become slower and stay so. Each goes through the same `judge_phase` as a real soak.
@@ -23,7 +24,9 @@ from scipy.signal import lfilter
 from benchmarks.calibration import record
 from validator.judge import judge_phase
 from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.result import Steps
 from validator.model.runbook import Runbook
+from validator.stats.spacing import covered_steps
 
 Floats = npt.NDArray[np.float64]
 Shape = Callable[[np.random.Generator, int], Floats]
@@ -47,14 +50,37 @@ NOISES: dict[str, Shape] = {
 }
 
 
+def paces(first: int, then: int, share: float) -> Callable[[np.random.Generator, int], Steps]:
+    """A row each `first` steps, and after that share of the run each `then` steps."""
+    return lambda rng, n: np.r_[first : int(share * n) : first, int(share * n) : n + 1 : then].astype(np.int64)
+
+
+def bursts(rng: np.random.Generator, n: int) -> Steps:
+    """Rows of 1 to 20 steps, as lines arrive from a buffer."""
+    steps: Steps = np.cumsum(rng.integers(1, 21, n))
+    return steps[steps <= n]
+
+
+_EACH = "each step"
+SPACINGS: dict[str, Callable[[np.random.Generator, int], Steps]] = {
+    _EACH: lambda rng, n: np.arange(1, n + 1),
+    "10, from 30 % on 50": paces(10, 50, 0.3),
+    "1, from 20 % on 10": paces(1, 10, 0.2),
+    "1, from 30 % on 50": paces(1, 50, 0.3),
+    "50, from 60 % on 10": paces(50, 10, 0.6),
+    "1 to 20": bursts,
+}
+"""The steps of the rows, in a run of so many."""
+
+
 def flat(rng: np.random.Generator, n: int) -> Floats:
     """Always the same."""
     return np.ones(n)
 
 
-def pauses(rng: np.random.Generator, n: int) -> Floats:
-    """An evaluation at every 50th row, which makes it two and a half times as long."""
-    return np.where((np.arange(n) + rng.integers(50)) % 50 == 0, 2.5, 1.0)
+def pauses(every: int, cost: float) -> Shape:
+    """An evaluation at each of so many rows, which costs as much as that many of them."""
+    return lambda rng, n: np.where((np.arange(n) + rng.integers(every)) % every == 0, 1 + cost, 1.0)
 
 
 def slow_steps(rng: np.random.Generator, n: int) -> Floats:
@@ -109,7 +135,9 @@ class Kind:
 
 KINDS = (
     Kind("steady", flat),
-    Kind("evaluation every 50 rows", pauses),
+    Kind("evaluation every 50 rows", pauses(50, 1.5)),
+    Kind("evaluation of 25 every 100 rows", pauses(100, 25.0)),
+    Kind("evaluation of 10 every 20 rows", pauses(20, 10.0)),
     Kind("2 % of rows half as long again", slow_steps),
     Kind("slow start of a tenth", start),
     Kind("levels of 25 to 80 rows within 4 %", comes_and_goes(25, 80, 0.04)),
@@ -137,21 +165,29 @@ def book(rows: int) -> Runbook:
     return Runbook.model_validate({"schema": 1, "name": "lasting", "phases": [phase]})
 
 
-def judged(runbook: Runbook, relative: Floats) -> tuple[str, str]:
-    """The verdicts on a run whose steps take so long: whether its rate lasts, and whether it is high enough."""
-    run = record("s/r1", np.maximum(relative, 0.2), np.zeros(len(relative)), 1)
-    done = PhaseRecord(runbook.phases[0], "done", (run,))
-    report = judge_phase(done, validation=ValidationRecord(runbook, (done,)), judged={})
+def judged(runbook: Runbook, relative: Floats, steps: Steps | None = None) -> tuple[str, str]:
+    """The verdicts on a run whose steps take so long: whether its rate lasts, and whether it is high enough.
+
+    It has rows of `steps`, else of every step.
+    """
+    done = np.append(0.0, np.cumsum(np.maximum(relative, 0.2)))
+    steps = np.arange(1, len(done)) if steps is None else steps
+    run = record("s/r1", np.diff(done[steps], prepend=0.0) / covered_steps(steps), np.zeros(len(steps)), 1, steps)
+    phase = PhaseRecord(runbook.phases[0], "done", (run,))
+    report = judge_phase(phase, validation=ValidationRecord(runbook, (phase,)), judged={})
     status = {one.id: one.status for one in report.criteria}
     return status["s.sustained_rate"], status["s.1"]
 
 
-def tally(kind: Kind, noise: Shape, *, rows: int, trials: int, seed: int) -> tuple[Counter[str], Counter[str]]:
+def tally(
+    kind: Kind, noise: Shape, *, rows: int, trials: int, seed: int, spacing: str = _EACH
+) -> tuple[Counter[str], Counter[str]]:
     """How often each verdict is given: on whether the rate lasts, and on the bound."""
     rng, runbook = np.random.default_rng([seed, rows, *kind.name.encode()]), book(rows)
     lasts, enough = Counter[str](), Counter[str]()
     for _ in range(trials):
-        one, other = judged(runbook, kind.shape(rng, rows) * (1 + noise(rng, rows)))
+        relative = kind.shape(rng, rows) * (1 + noise(rng, rows))
+        one, other = judged(runbook, relative, SPACINGS[spacing](rng, rows))
         lasts[one] += 1
         enough[other] += 1
     return lasts, enough
@@ -163,24 +199,34 @@ def shares(counts: Counter[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table: PASS / INCONCLUSIVE / FAIL in percent, under each noise."""
+    """Print the table: PASS / INCONCLUSIVE / FAIL in percent, under each noise and spacing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10, help="runs of each kind and noise (default: 10)")
     parser.add_argument("--rows", type=int, default=500, help="rows of a run (default: 500)")
     parser.add_argument("--noise", choices=tuple(NOISES), nargs="*", default=tuple(NOISES))
+    parser.add_argument("--spaced", action="store_true", help="also with rows that cover unequal numbers of steps")
     parser.add_argument("--only", default="", help="a part of a kind's name")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th kind, from the K-th on")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     part, parts = (int(number) for number in options.part.split("/"))
     began = time.monotonic()
-    print(f"| runs of {options.rows} rows | " + " | ".join(f"{one}: lasts | bound" for one in options.noise) + " |")
-    print("|---" * (1 + 2 * len(options.noise)) + "|", flush=True)
+    columns = [(name, spacing) for name in options.noise for spacing in SPACINGS if options.spaced or spacing == _EACH]
+    heads = [f"{name}{', ' + spacing if options.spaced else ''}: lasts | bound" for name, spacing in columns]
+    print(f"| runs of {options.rows} rows | " + " | ".join(heads) + " |")
+    print("|---" * (1 + 2 * len(columns)) + "|", flush=True)
     for kind in [one for one in KINDS if options.only in one.name][part - 1 :: parts]:
         cells = [
             shares(one)
-            for name in options.noise
-            for one in tally(kind, NOISES[name], rows=options.rows, trials=options.trials, seed=options.seed)
+            for name, spacing in columns
+            for one in tally(
+                kind,
+                NOISES[name],
+                rows=options.rows,
+                trials=options.trials,
+                seed=options.seed,
+                spacing=spacing,
+            )
         ]
         name = f"**{kind.name}**" if kind.sick else kind.name
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -15,7 +15,7 @@ from validator.kinds.registry import kind_of
 from validator.model.readers import matcher
 from validator.model.result import Irregularity, LogHit, RankProgress, Series, Steps
 from validator.model.verdict import Evidence
-from validator.stats.rows import at_even_times, next_due, thins_out
+from validator.stats.spacing import at_even_times, next_due, thins_out
 from validator.text import format_duration
 
 _EARLIER_S = 600.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.result import Series
-from validator.stats.growth import COLUMN, LONG_RUN_S, lasting_growth, run_memories
+from validator.stats.growth import COLUMN, LONG_RUN_S, run_memories
 from validator.text import format_duration, format_percent
 
 HEADROOM = 0.10
@@ -224,18 +224,17 @@ def memory_growth(run: RunFacts) -> Iterator[Diagnosis]:
 def _growth_of_processes(run: RunFacts) -> Iterator[Diagnosis]:
     """The same by the samples of what the run's processes hold, which no trainer needs to write."""
     memories = run_memories(run.evidence, run.spec.warmup_steps) if run.training else []
-    grown = ((memory, lasting_growth(memory.times_s, memory.mib)) for memory in memories)
     found = [
         (memory, growth)
-        for memory, growth in grown
-        if growth is not None and (growth.full_in_s(memory.left_mib) or 0.0) <= LONG_RUN_S
+        for memory in memories
+        if (growth := memory.growth()) is not None and (growth.full_in_s(memory.left_mib) or 0.0) <= LONG_RUN_S
     ]
     if not found:
         return
     memory, growth = min(found, key=lambda one: not one[1].steady)
     level = f"from {memory.mib[0]:,.0f} to {memory.mib[-1]:,.0f} MiB, no plateau"
     yield Diagnosis(
-        f"{growth.text(memory)}.",
+        f"{memory.text(growth)}.",
         severity="warning" if growth.steady else "info",
         confidence="high" if growth.steady else "medium",
         because=[evidence(f"{COLUMN}: {level}", memory.source)],

@@ -20,8 +20,8 @@ from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRe
 from validator.model.result import Floats, Irregularity, LogHit, Result, RunEvidence, Series, Steps
 from validator.model.settings import flat_name
 from validator.model.verdict import Evidence, Finding, PhaseReport
-from validator.stats.rows import steps_to_next_row
-from validator.stats.window import Level, SteadyWindow, covered_steps
+from validator.stats.spacing import covered_steps, steps_to_next_row
+from validator.stats.window import Level, SteadyWindow
 
 _LASTING = 0.05
 """Share of the window that a level must hold to be more than a passing one."""
@@ -346,6 +346,7 @@ class Diagnosis:
     phase: str | None = None
     run: RunFacts | None = None
     command: str = ""
+    lost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -370,6 +371,7 @@ class Rule(Generic[Facts]):
                 phase=one.phase if one.run is None else one.run.spec.phase,
                 run=None if one.run is None else one.run.spec.id,
                 command=one.command,
+                lost=one.lost,
             )
 
 

@@ -21,7 +21,8 @@ from validator.judge.config import differences, same_value
 from validator.model.arguments import changes_arithmetic
 from validator.model.result import LogHit
 from validator.model.settings import given_numbers
-from validator.stats.window import MIN_ROWS, covered_steps
+from validator.stats.spacing import covered_steps
+from validator.stats.window import MIN_ROWS
 from validator.text import format_percent
 
 COMPRESSION = ("ddp_compress", "compress", "grad_compression", "gradient_compression")

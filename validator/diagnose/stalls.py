@@ -12,7 +12,8 @@ import numpy.typing as npt
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
 from validator.model.result import Floats, Steps
 from validator.stats.clock import clock_for, step_ends, timestamps
-from validator.stats.window import MIN_ROWS, Level, covered_steps
+from validator.stats.spacing import covered_steps, even_rows, joined
+from validator.stats.window import MIN_ROWS, Level
 from validator.text import format_duration, format_number, format_percent
 
 _SLOW = 1.15
@@ -70,12 +71,17 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
     """Slow steps that come again and again, with a period or without: what they cost, and how often they come."""
     if not run.timed or run.failed:
         return
-    for steps, times, path, what in _step_clocks(run):
-        stalls = _stalls(steps, times, run.levels, bar=path is not None and _by_bar(run))
+    for steps, times, covered, path, what in _step_clocks(run):
+        if len(steps) < 2 * MIN_ROWS:
+            continue
+        usual = f"median step {format_number(float(np.median(times / covered)))} s"
+        if (groups := even_rows(covered)) is not None:
+            steps = steps[np.append(groups[1:], len(steps)) - 1]
+            times, covered = joined(times, groups), joined(covered, groups)
+        stalls = _stalls(steps, times, covered, run.levels)
         for some in () if stalls is None else _by_rhythm(stalls, steps):
             cause = _stall_diagnosis(run, some, steps[some.at], path, what)
             if cause is not None:
-                usual = f"median step {format_number(float(np.median(times)))} s"
                 shown = _listed(steps[some.at])
                 yield replace(cause, because=[evidence(f"{usual}, slow at {shown}", path)])
                 return
@@ -113,6 +119,7 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
         f"{format_percent(stalls.lost)} of the time{what}.{longest}{meant}",
         severity="warning" if loud else "info",
         confidence="high" if period is not None else "medium",
+        lost=stalls.lost,
         next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
         "loader that fills its buffer). A pause that is meant is declared: pause_every in the phase.",
     )
@@ -122,20 +129,23 @@ def _listed(at: Steps) -> str:
     return ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
 
 
-def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, str | None, str]]:
-    """Time per step as the trainer reports it, then by the heartbeat's own clock, which holds every pause."""
+def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, Floats, str | None, str]]:
+    """The time of each row, and the steps that it covers, as the trainer reports it, then by the heartbeat's own
+    clock, which holds every pause."""
     warmup = run.spec.warmup_steps
     if run.times is not None:
         steps, times = run.times
         late = steps > max(warmup, int(steps[0]))
         timed = run.series("step_time_s") is not None
         seconds = times if timed else times * _seconds_per_unit(run, steps, times)
-        yield steps[late], seconds[late] * covered_steps(steps)[late], run.source(_TIMES[not timed]), ""
+        covered = covered_steps(steps)[late]
+        yield steps[late], seconds[late] * covered, covered, run.source(_TIMES[not timed]), ""
     steps, seconds = step_ends(run.result)
     if len(steps) > 2 and not run.irregular("clock-jump") and not run.evidence.resumed_s:
         late = steps[1:] > warmup
         gaps = _without_delays(np.diff(seconds)[late])
-        yield steps[1:][late], gaps, None, ", between the heartbeats of two steps"
+        covered = np.diff(steps)[late].astype(np.float64)
+        yield steps[1:][late], gaps, covered, None, ", between the heartbeats of two steps"
 
 
 def _seconds_per_unit(run: RunFacts, steps: Steps, times: Floats) -> float:
@@ -187,20 +197,13 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
     return ""
 
 
-def _by_bar(run: RunFacts) -> bool:
-    """Whether rows come at even times, each of as many steps as were done by then."""
-    times = run.series("step_time_s")
-    return times is not None and times.clock is not None
+def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, ...] = ()) -> _Stalls | None:
+    """The rows that are slow for the steps that they cover, where there are three or more and they are few.
 
-
-def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = (), *, bar: bool = False) -> _Stalls | None:
-    """The slow rows, where there are three or more and they are few. On each lasting level its own median counts.
-
-    Rows of a `bar` are slow for the steps that they cover.
+    On each lasting level its own median counts.
     """
-    if len(times) < 4 * MIN_ROWS // 2 or (len(np.unique(np.diff(steps))) > 2 and not bar):
+    if len(times) < 2 * MIN_ROWS:
         return None
-    covered = np.diff(steps, prepend=2 * steps[0] - steps[1]) if bar else np.ones(len(times), np.int64)
     each = times / covered
     usual, spread = covered * np.median(each), np.empty(len(times))
     spread.fill(1.4826 * float(np.median(np.abs(times - usual))))
@@ -216,13 +219,15 @@ def _stalls(steps: Steps, times: Floats, levels: tuple[Level, ...] = (), *, bar:
         return None  # a stretch of slow steps is a level of its own
     extra = times[at] - usual[at]
     lost = float(extra.sum() / times.sum())
-    if not bar:
-        return _Stalls(at, extra, lost, int(steps[0]))
+    whole = _Stalls(at, extra, lost, int(steps[0]))
+    even = (covered == np.median(covered)).mean() >= _EVEN  # but for the last row, or those at the ends of epochs
+    if even and (np.median(covered) == 1 or _period(steps[at], whole.since, 0) is not None):
+        return whole
     first = np.flatnonzero(np.diff(at, prepend=-2) > 1)  # a pause across two rows is one
     if len(first) < _MIN_STALLS:
         return None
-    at, extra, slack = at[first], np.add.reduceat(extra, first), int(np.median(covered[at]))
-    return _Stalls(at, extra, lost, int(steps[0]), slack)
+    at, extra, slack = at[first], np.add.reduceat(extra, first), int(np.quantile(covered[at], 0.9)) - 1
+    return replace(whole, at=at, extra_s=extra, slack=slack)
 
 
 def _regular(stalls: _Stalls, at: Steps) -> npt.NDArray[np.bool_] | None:

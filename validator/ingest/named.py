@@ -19,7 +19,7 @@ from validator.model.metrics import FED_LOGS, TrainerMetrics
 from validator.model.readers import READERS, ReaderName
 from validator.model.result import PrintedFormat, Series
 from validator.stats.clock import Claim, Clock, is_running_mean
-from validator.stats.window import covered_steps
+from validator.stats.spacing import covered_steps
 
 
 def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:

@@ -22,7 +22,7 @@ from validator.model.result import Series
 from validator.model.runbook import Phase, ProcessPhase, Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import Evidence, Status, Verdict
-from validator.stats.rows import core_steps, steps_to_next_row
+from validator.stats.spacing import core_steps, steps_to_next_row
 from validator.text import listed
 
 _RANK: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "SKIPPED": 2, "PASS": 3}

@@ -12,7 +12,7 @@ from validator.model.expression import Binary, ExpressionError, Number, parse_cr
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
 from validator.stats.crowding import others_in
-from validator.text import format_duration, format_number, plural
+from validator.text import format_duration, format_number
 
 if TYPE_CHECKING:
     from validator.stats.growth import RunMemory
@@ -68,10 +68,11 @@ def _has_rate(runs: Sequence[JudgedRun]) -> bool:
 
 
 def _has_memory(runs: Sequence[JudgedRun]) -> bool:
-    from validator.stats.growth import MIN_SAMPLES, run_memories  # numpy, which `check` does without
+    return any(memory.lacks is None for run in runs for memory in _memories(run))
 
-    found = (memory for run in runs for memory in run_memories(run.evidence, run.spec.warmup_steps))
-    return any(len(memory.mib) >= MIN_SAMPLES for memory in found)
+
+def _memories(run: JudgedRun) -> Sequence[RunMemory]:
+    return () if run.measurement is None else run.measurement.memories
 
 
 def _halt(run: JudgedRun) -> Found:
@@ -138,29 +139,21 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
 
 def _sustained_memory(run: JudgedRun, runbook: Runbook) -> Found:
     """Whether the memory of the run's processes lasts, on the node where it lasts least."""
-    from validator.stats.growth import MIN_SAMPLES, run_memories
-
-    memories = run_memories(run.evidence, run.spec.warmup_steps)
-    enough = [memory for memory in memories if len(memory.mib) >= MIN_SAMPLES]
-    found = [_lasts(memory, run, _must_last_s(run, runbook, memory)) for memory in enough or memories]
+    memories = _memories(run)
+    enough = [memory for memory in memories if memory.lacks is None]
+    found = [_lasts(memory, run, memory.must_last_s(_planned_s(run, runbook, memory))) for memory in enough or memories]
     unknown = Found("INCONCLUSIVE", "Whether the memory lasts is not known: it was not sampled.")
     return min(found, key=lambda one: _WORST_FIRST.index(one.status), default=unknown)
 
 
 def _lasts(memory: RunMemory, run: JudgedRun, needed_s: float) -> Found:
     """The same of one node; it fails where a leak is beyond doubt."""
-    from validator.stats.growth import COLUMN, LEAST_MIB, MIN_SAMPLES, lasting_growth
-
-    if len(memory.mib) < MIN_SAMPLES:
-        few = f"{plural(len(memory.mib), 'sample')} after warm-up, and {MIN_SAMPLES} are needed"
-        return Found("INCONCLUSIVE", f"Whether the memory lasts is not known: {few}; run longer.")
-    seen = (Seen(f"{len(memory.mib)} samples of {COLUMN}", memory.source),)
-    growth = lasting_growth(memory.times_s, memory.mib)
+    if memory.lacks is not None:
+        return Found("INCONCLUSIVE", f"Whether the memory lasts is not known: {memory.lacks}; run longer.")
+    seen, growth = (Seen(memory.shown, memory.source),), memory.growth()
     if growth is None:
-        watched = format_duration(memory.span_s)
-        message = f"What the run's processes hold does not grow to the end, by {LEAST_MIB:g} MiB or more in {watched}."
-        return Found("PASS", message, evidence=seen)
-    message, lasts_s = growth.text(memory), growth.full_in_s(memory.left_mib)
+        return Found("PASS", f"{memory.text(None)}.", evidence=seen)
+    message, lasts_s = memory.text(growth), growth.full_in_s(memory.left_mib)
     if lasts_s is not None and lasts_s > needed_s:
         message = f"{message}, which is longer than the {format_duration(needed_s)} of a long run."
         return Found("PASS", message, evidence=seen)
@@ -170,18 +163,15 @@ def _lasts(memory: RunMemory, run: JudgedRun, needed_s: float) -> Found:
     return Found("INCONCLUSIVE", f"{message}; whether it reaches a plateau, {soak} shows.", evidence=seen)
 
 
-def _must_last_s(run: JudgedRun, runbook: Runbook, memory: RunMemory) -> float:
-    """How long the memory must last: for the planned run where it is declared, and for this one."""
-    from validator.stats.growth import LONG_RUN_S
-
+def _planned_s(run: JudgedRun, runbook: Runbook, memory: RunMemory) -> float | None:
+    """Seconds of the planned run; None where it is not declared, or its pace is not known."""
     trainer = runbook.trainer
-    planned_s = LONG_RUN_S
     if trainer.planned_steps is not None and memory.step_s is not None:
-        planned_s = trainer.planned_steps * memory.step_s
-    elif trainer.planned_tokens is not None and run.result is not None and "toks_per_s" in run.result.series:
+        return trainer.planned_steps * memory.step_s
+    if trainer.planned_tokens is not None and run.result is not None and "toks_per_s" in run.result.series:
         rates = sorted(rate for rate in run.result.series["toks_per_s"].values.tolist() if rate > 0)
-        planned_s = trainer.planned_tokens / rates[len(rates) // 2] if rates else LONG_RUN_S
-    return max(planned_s, memory.span_s)
+        return trainer.planned_tokens / rates[len(rates) // 2] if rates else None
+    return None
 
 
 def _over_few_rows(measurement: RunMeasurement, why: str, limit: float) -> Found:

@@ -68,6 +68,10 @@ class Verdict(Frozen):
     evidence: tuple[Evidence, ...] = ()
 
 
+COSTLY = 0.25
+"""Share of the time from which what costs it is said beside a GO, and first among the findings."""
+
+
 class Finding(Frozen):
     """A cause that was found. A veto forbids GO whatever the criteria say."""
 
@@ -81,6 +85,12 @@ class Finding(Frozen):
     evidence: tuple[Evidence, ...] = ()
     next_step: str
     command: str = Field("", description="Helps with the next step; `{run}` is the folder of the results.")
+    lost: float | None = Field(None, description="Share of the run's time that it costs, where that is known.")
+
+    @property
+    def costly(self) -> bool:
+        """Whether it costs so much of the time that a GO has to say so."""
+        return self.severity == "warning" and (self.lost or 0.0) >= COSTLY
 
 
 class Check(Frozen):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from validator.model.result import Floats
 from validator.stats.distributions import t_quantile
@@ -97,10 +98,11 @@ def effective_values(values: Floats) -> float:
     if not is_constant(rest):
         # The size returned here is that of all, and the freedom of the wander's own estimate is less.
         freedom = max(float(ordinary.var(ddof=1)) / of_mean if of_mean else n, 2.0) - 1.0
-        regular = _variance_of_regular(rest)
-        most = math.inf if regular is not None else most
         of_mean *= (t_quantile(0.975, freedom) / t_quantile(0.975, n)) ** 2
-        of_mean += _variance_of_rare(rest) if regular is None else regular
+        if (at := regular_events(rest)) is not None:
+            of_mean += _variance_of_regular(rest[at], n)
+            rest[at], most = 0.0, math.inf
+        of_mean += _variance_of_rare(rest) if rest.any() else 0.0
     return min(variance / of_mean, most)
 
 
@@ -141,20 +143,47 @@ def _variance_of_rare(rest: Floats) -> float:
     return (events + 2) / events * float(rest.var(ddof=1)) / effective_size(len(rest), cautious_lag1(rest))
 
 
-def _variance_of_regular(rest: Floats) -> float | None:
-    """Variance of the mean of `rest [n]`, zero but for events at regular distances; None where they are not regular.
+def _variance_of_regular(sizes: Floats, n: int) -> float:
+    """Variance of the mean of n values, zero but for events of these `sizes [k]` at regular distances.
 
     Pauses that come every so many steps do not vary in number as rare events do: a window holds one more or one less,
     by where it begins.
     """
+    return float(0.25 * sizes.mean() ** 2 + len(sizes) * sizes.var(ddof=1)) / n**2
+
+
+def regular_events(rest: Floats) -> npt.NDArray[np.intp] | None:
+    """The rows of the events of `rest [n]`, zero but for these, where they come at regular distances all along; else of
+    those that do, where a busy machine adds short ones, and now and then a long one. None where none do."""
     at = np.flatnonzero(rest)
+    if len(at) < MIN_REGULAR or _is_regular(at, len(rest)):
+        return at if len(at) >= MIN_REGULAR else None
+    sizes = np.sort(np.abs(rest[at]))
+    usual = sizes[int(np.searchsorted(np.cumsum(sizes), sizes.sum() / 2))]
+    long = np.flatnonzero(np.abs(rest) >= usual / 2)
+    for chosen in (long, _without_strays(long)):
+        if _is_regular(chosen, len(rest)):
+            return chosen
+    return None
+
+
+def _is_regular(at: npt.NDArray[np.intp], n: int) -> bool:
     if len(at) < MIN_REGULAR:
-        return None
+        return False
     gaps = np.diff(at)
-    if gaps.min() < 2 or gaps.max() > REGULAR * gaps.min() or max(at[0], len(rest) - 1 - at[-1]) > REGULAR * gaps.max():
-        return None
-    sizes = rest[at]
-    return float(0.25 * sizes.mean() ** 2 + len(at) * sizes.var(ddof=1)) / len(rest) ** 2
+    even = gaps.min() >= 2 and gaps.max() <= REGULAR * gaps.min()
+    return bool(even and max(at[0], n - 1 - at[-1]) <= REGULAR * gaps.max())
+
+
+def _without_strays(at: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Many events `[k]` less those that part the usual distance of the others."""
+    if len(at) < 3 * MIN_REGULAR:
+        return at
+    gaps = np.diff(at)
+    usual = float(np.median(gaps))
+    both = gaps[:-1] + gaps[1:]
+    stray = (np.maximum(gaps[:-1], gaps[1:]) < usual) & (both >= usual / REGULAR) & (both <= usual * REGULAR)
+    return np.delete(at, np.flatnonzero(stray) + 1)
 
 
 def long_run_stdev(values: Floats, phi: float) -> float:

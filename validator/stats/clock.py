@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.model.result import Floats, Result, Series, Steps
-from validator.stats.window import covered_steps
+from validator.stats.spacing import covered_steps
 
 FITS = (0.8, 1.25)
 """Median of claim over elapsed time outside of which a claim is not of this run."""

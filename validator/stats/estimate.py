@@ -349,14 +349,15 @@ def reach_of(rows: Windowed, statistic: str, window: SteadyWindow) -> Reach:
     if statistic in QUANTILES:
         low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
         return low, high if statistic == "p50" else high + (high - middle)
-    levels = levels_of(rows, window)
     if statistic != "mean":
         spreads = [
             _spread_reading(values[part], relative=statistic == "cv") for part in (slice(None), *_sixths(len(values)))
         ]
         known = all(math.isfinite(spread) for spread in spreads)
         return (min(spreads) / SPREAD_FACTOR, max(spreads) * SPREAD_FACTOR) if known else UNKNOWN_REACH
-    parts = [*_sixths(len(values)), *levels]
+    rows = rows.evened()
+    levels = levels_of(rows, window)
+    parts = [*_sixths(len(rows.values)), *levels]
     with np.errstate(all="ignore"):
         means = [float(rows.numerator[part].sum() / rows.denominator[part].sum()) for part in parts]
         last = _interval(rows, levels[-1], means[-1]) if window.slowed and levels else ()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from validator.model.result import Floats, RunEvidence, Samples
-from validator.text import format_duration
+from validator.text import format_duration, plural
 
 COLUMN = "host_run_mem_mib"
 """The column of the samples that holds the memory of the run's processes."""
@@ -69,6 +69,43 @@ class RunMemory:
         """Seconds from the first of these samples to the last."""
         return float(self.times_s[-1] - self.times_s[0]) if len(self.times_s) > 1 else 0.0
 
+    @property
+    def lacks(self) -> str | None:
+        """Why these samples cannot show growth, as a clause; None where they can."""
+        if len(self.mib) >= MIN_SAMPLES:
+            return None
+        return f"{plural(len(self.mib), 'sample')} after warm-up, and {MIN_SAMPLES} are needed"
+
+    @property
+    def shown(self) -> str:
+        """What was sampled."""
+        return f"{len(self.mib)} samples of {COLUMN}"
+
+    def growth(self) -> MemoryGrowth | None:
+        """Growth that lasts to the end; None where there is none, or too few samples to see it."""
+        return lasting_growth(self.times_s, self.mib)
+
+    def text(self, growth: MemoryGrowth | None) -> str:
+        """A clause that says how much it is and, where it is known what is left, when that is full."""
+        if growth is None:
+            watched = format_duration(self.span_s)
+            return f"What the run's processes hold does not grow to the end, by {LEAST_MIB:g} MiB or more in {watched}"
+        per_s = growth.mib_per_s
+        rate = f"{per_s:,.0f} MiB/s" if per_s >= 10 else f"{60 * per_s:,.0f} MiB/min" if per_s >= 0.1 else None
+        rate = rate or f"{3600 * per_s:,.0f} MiB/h"
+        text = (
+            f"What the run's processes hold on {self.node or 'the host'} grows to the end, by "
+            f"{growth.grown_mib:,.0f} MiB in the last {format_duration(growth.span_s)} ({rate})"
+        )
+        if self.left_mib is None:
+            return text
+        full = format_duration(self.left_mib / per_s)
+        return f"{text}; at this rate the {self.left_mib:,.0f} MiB that are left are full in {full}"
+
+    def must_last_s(self, planned_s: float | None) -> float:
+        """Seconds that the memory must last for: those of the planned run, else `LONG_RUN_S`, and those of this one."""
+        return max(LONG_RUN_S if planned_s is None else planned_s, self.span_s)
+
 
 @dataclass(frozen=True)
 class MemoryGrowth:
@@ -85,20 +122,6 @@ class MemoryGrowth:
     def full_in_s(self, left_mib: float | None) -> float | None:
         """Seconds until so much memory is filled; None where what is left is not known."""
         return None if left_mib is None else left_mib / self.mib_per_s
-
-    def text(self, memory: RunMemory) -> str:
-        """A clause that says how much it is and, where it is known what is left, when that is full."""
-        per_s = self.mib_per_s
-        rate = f"{per_s:,.0f} MiB/s" if per_s >= 10 else f"{60 * per_s:,.0f} MiB/min" if per_s >= 0.1 else None
-        rate = rate or f"{3600 * per_s:,.0f} MiB/h"
-        text = (
-            f"What the run's processes hold on {memory.node or 'the host'} grows to the end, by "
-            f"{self.grown_mib:,.0f} MiB in the last {format_duration(self.span_s)} ({rate})"
-        )
-        if memory.left_mib is None:
-            return text
-        full = format_duration(memory.left_mib / per_s)
-        return f"{text}; at this rate the {memory.left_mib:,.0f} MiB that are left are full in {full}"
 
 
 def run_memories(evidence: RunEvidence, warmup_steps: int) -> list[RunMemory]:

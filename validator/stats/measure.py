@@ -26,10 +26,12 @@ from validator.stats.estimate import (
     sampled_quantile,
     sampled_spread,
 )
+from validator.stats.growth import RunMemory, run_memories
 from validator.stats.rate import as_read, rates_of
 from validator.stats.rows import RATES, Windowed, is_restarted, obstacle_of, ordered, window_of, windowed
 from validator.stats.slowing import Fall, lasting_falls
-from validator.stats.window import LASTING, MIN_ROWS, SteadyWindow
+from validator.stats.spacing import LASTING
+from validator.stats.window import MIN_ROWS, SteadyWindow
 
 _MIN_ROWS = 9  # three in each third
 _READINGS = 6
@@ -52,6 +54,7 @@ def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
     are the changes between any two sixths. None when there are too few rows, or when rates are so absurd that their
     means leave the range of floats.
     """
+    rate = None if rate is None else rate.evened()
     if rate is None or len(rate.values) < _MIN_ROWS or not np.isfinite(rate.values).all() or (rate.values <= 0).any():
         return None
     thirds = np.array_split(np.arange(len(rate.values)), 3)
@@ -153,6 +156,8 @@ class RunMeasurement:
     windows: Mapping[str, Windowed] = field(default_factory=dict)
     derived: Mapping[str, Estimate] = field(default_factory=dict)
     window_found: SteadyWindow | None = None
+    memories: tuple[RunMemory, ...] = ()
+    """The memory of the run's processes after warm-up, on each node."""
 
     @property
     def without_pauses(self) -> RunMeasurement:
@@ -180,10 +185,12 @@ class RunMeasurement:
         rows = self.windows.get("step_time_s") or self.windows.get("toks_per_s")
         if rows is None or self.window_found is None:
             return ()
+        rows = rows.evened()
+        timed = rows.name == "step_time_s"
         usable = np.isfinite(rows.values) & (rows.values > 0)
-        values = rows.values[usable]
-        times = values if rows.name == "step_time_s" else 1 / values
-        return lasting_falls(rows.steps[usable], times, self.window_found.levels)
+        times = (rows.values if timed else 1 / rows.values)[usable]
+        weights = (rows.denominator if timed else rows.numerator)[usable]
+        return lasting_falls(rows.steps[usable], times, weights, self.window_found.levels)
 
     @np.errstate(all="ignore")
     def estimate(self, name: str, statistic: str, *, alone: bool = True) -> Estimate:
@@ -275,6 +282,7 @@ def measure(
         windows=windows,
         derived=derived,
         window_found=window,
+        memories=tuple(run_memories(result.evidence, warmup_steps)),
     )
 
 
@@ -296,6 +304,7 @@ def _sampled(rows: Windowed, statistic: str, window: SteadyWindow | None) -> Est
     if statistic == "mean":
         if rows.name in RATES and not np.isfinite(rows.denominator).all():
             return exact(0.0)  # a rate of 0 over a stretch of unknown length
+        rows = rows.evened()
         levels = levels_of(rows, window) if window is not None and window.slowed else ()
         slow_start = window is not None and window.slow_start
         return sampled_mean(

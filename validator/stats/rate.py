@@ -33,7 +33,7 @@ from validator.stats.clock import (
     timestamps,
 )
 from validator.stats.rows import Windowed
-from validator.stats.window import covered_steps
+from validator.stats.spacing import covered_steps
 from validator.text import format_number
 
 MODEL_RATE = "model_tflops_per_s_per_rank"

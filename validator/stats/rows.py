@@ -1,146 +1,20 @@
-"""How a trainer spaces its rows, so that a row that it never meant to write is not taken for one that is missing.
-
-Most log every so many steps. Some log at increasing intervals, at 1, 2, 4, 8 or at 1, 2, 5, 10, 20; some every step at
-first and every tenth later; some at even times. Whatever the rule, the rows themselves must show it: a series that
-merely stops, or of which a part was lost, follows none.
-"""
+"""The rows of a series that statistics are taken from: in order, within the window, as numerator and denominator."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.model.catalogue import METRICS, Metric
-from validator.model.result import Floats, InvalidWindow, Result, RunEvidence, Series, Span, Steps
+from validator.model.result import Floats, InvalidWindow, RunEvidence, Series, Span, Steps
+from validator.stats.spacing import covered_steps, even_rows, joined, next_due, thins_out
 from validator.stats.timing import Timing, timing_of
-from validator.stats.window import SteadyWindow, covered_steps, steady_window
+from validator.stats.window import SteadyWindow, steady_window
 from validator.text import format_percent
-
-_FEW = 6
-"""Rows below which no rule can be seen."""
-
-_PLATEAU = 3
-"""Consecutive equal strides that make a pace."""
-
-_MIN_RATIO, _MAX_RATIO = 1.1, 10.0
-_UNEVEN = 1.6
-"""How far beyond 1 one ratio of consecutive steps may be over another, as 5/2 and 2/1 are for rows at 1, 2, 5, 10."""
-
-_MIN_STRIDE, _VARIES = 3, 2.5
-"""Minimum steps between rows that come at even times, and how far a stride may be from the usual one."""
-
-_OFF_PACE_OF_A_BAR, _SINGLE_OF_A_BAR = 0.1, 0.1
-"""Least share of a bar's strides that are no multiple of the usual one; most that are single steps."""
-
-_GROWTH = 4
-"""Last stride over the first one from which rows come at increasing intervals."""
-
-
-def thins_out(steps: Steps) -> bool:
-    """Whether rows come at increasing intervals by a rule: by a ratio, or by paces that each last for some rows.
-
-    `steps [n]` rise. The last row may come before it is due, as many trainers log their last step. Rows at an even pace
-    do not thin out.
-    """
-    return _follows(steps) or _follows_but_last(steps)
-
-
-def _follows_but_last(steps: Steps) -> bool:
-    return len(steps) > _FEW and _follows(steps[:-1]) and int(steps[-1]) < _due(steps[:-1])
-
-
-def _follows(steps: Steps) -> bool:
-    strides = np.diff(steps)
-    left, paces = len(strides), []
-    while left and (length := _equal_at_end(strides[:left])) >= _PLATEAU:
-        paces.append(int(strides[left - 1]))
-        left -= length
-    if len(steps) < _FEW or any(earlier >= later for later, earlier in pairwise(paces)):
-        return False
-    if not left:
-        return len(paces) > 1
-    # A lone stride onto the grid of the first pace, as from 1 to 10, says nothing for or against.
-    return _by_ratio(steps[: left + 1]) or (left == 1 and len(paces) > 1 and int(strides[0]) < paces[-1])
-
-
-def _equal_at_end(strides: Steps) -> int:
-    """How many of the last strides are the same."""
-    other = np.flatnonzero(strides != strides[-1])
-    return len(strides) - (int(other[-1]) + 1 if other.size else 0)
-
-
-def _by_ratio(steps: Steps) -> bool:
-    """Whether each step is about the same multiple of the one before, as far as whole numbers can be."""
-    steps = steps[steps > 0]
-    strides = np.diff(steps)
-    if len(steps) < _FEW - 1 or (np.diff(strides) < -1).any() or strides[-1] < _GROWTH * strides[0]:
-        return False
-    least, most = float((steps[1:] / (steps[:-1] + 1)).max()), float(((steps[1:] + 1) / steps[:-1]).min())
-    return most >= _MIN_RATIO and least - 1 <= _UNEVEN * (most - 1) and least <= _MAX_RATIO
-
-
-def at_even_times(steps: Steps) -> bool:
-    """Whether rows come every so many seconds, not steps: strides that vary within bounds, and by no common step.
-
-    Rows that are missing from an even pace leave strides that are multiples of it, or single steps. The first stride
-    may hold a slow start, and the last row may come early. A bar that is drawn at most so often also has strides that
-    no row missing from the usual pace would leave, as 2 beside 3, and few single ones, at the ends of epochs.
-    """
-    if len(steps) < _FEW:
-        return False
-    inner = np.diff(steps)[1:-1]
-    _, counts = np.unique(inner, return_counts=True)
-    usual = float(np.median(inner))
-    if np.gcd.reduce(inner) != 1 or inner.max() > _VARIES * usual:
-        return False
-    if counts.max() <= len(inner) / 2 and inner.min() >= _MIN_STRIDE:
-        return usual <= _VARIES * float(inner.min())
-    single = inner == 1
-    off_pace = (inner % usual != 0) & ~single
-    return bool(usual > 1 and off_pace.mean() >= _OFF_PACE_OF_A_BAR and single.mean() <= _SINGLE_OF_A_BAR)
-
-
-def next_due(steps: Steps) -> int:
-    """The step at which the row behind the last one would come, by the rule of the rows; `steps [n]`, n > 1."""
-    if _follows(steps):
-        return _due(steps)
-    if _follows_but_last(steps):
-        return _due(steps[:-1])
-    return int(steps[-1] + np.median(np.diff(steps)))
-
-
-def _due(steps: Steps) -> int:
-    """What follows rows of which none came early."""
-    strides = np.diff(steps)
-    if _equal_at_end(strides) >= _PLATEAU:
-        return int(steps[-1] + strides[-1])
-    ratios = steps[1:] / np.maximum(steps[:-1], 1)
-    return int(np.ceil(steps[-1] * ratios[len(ratios) // 2 :].max()))
-
-
-def core_steps(result: Result) -> list[Steps]:
-    """The steps of each of loss, rate and time that has rows; a trainer writes at least one of them."""
-    found = (result.series.get(name) for name in ("loss", "toks_per_s", "step_time_s"))
-    return [one.steps for one in found if one is not None and len(one.steps)]
-
-
-def steps_to_next_row(result: Result) -> int:
-    """How many steps behind the last known one the next row would come; 1 where every step is known.
-
-    So many steps, less one, may have been done that a log with a row every so many steps says nothing of.
-    """
-    exact = result.evidence.heartbeats or "metrics.step" in result.scalars
-    steps = max(core_steps(result), key=lambda one: one[-1], default=None)
-    return 1 if exact or steps is None or len(steps) < 3 else next_due(steps) - int(steps[-1])
-
-
-# The rows of a series that statistics are taken from: in order, within the window, as numerator and denominator.
-
 
 RATES = frozenset(name for name, metric in METRICS.items() if metric.unit.endswith("/s"))
 
@@ -167,6 +41,9 @@ class Windowed:
     values: Floats
     numerator: Floats
     denominator: Floats
+    covered: Floats
+    """Steps that each row covers, `[n]`."""
+
     sampled: bool
     span: Span | None
     source: str
@@ -189,10 +66,31 @@ class Windowed:
         kept = self.steps >= step
         if not self.sampled or kept.all():
             return self
-        parts = {name: getattr(self, name)[kept] for name in ("steps", "values", "numerator", "denominator")}
+        parts = {name: getattr(self, name)[kept] for name in ("steps", "values", "numerator", "denominator", "covered")}
         plain = None if self.without_pauses is None else self.without_pauses.since(step)
         timing = None if self.timing is None else replace(self.timing, spans_s=self.timing.spans_s[kept])
         return replace(self, **parts, without_pauses=plain, timing=timing)
+
+    def evened(self) -> Windowed:
+        """The same with rows of few steps joined where others have many, so that each counts alike."""
+        groups = even_rows(self.covered) if self.sampled else None
+        if groups is None:
+            return self
+        numerator, denominator, covered = (
+            joined(one, groups) for one in (self.numerator, self.denominator, self.covered)
+        )
+        plain = None if self.without_pauses is None else self.without_pauses.evened()
+        timing = None if self.timing is None else replace(self.timing, spans_s=joined(self.timing.spans_s, groups))
+        return replace(
+            self,
+            steps=self.steps[np.append(groups[1:], len(self.steps)) - 1],
+            values=numerator / denominator,
+            numerator=numerator,
+            denominator=denominator,
+            covered=covered,
+            without_pauses=plain,
+            timing=timing,
+        )
 
     def mean(self) -> float:
         """The weighted mean; NaN if a value is not finite."""
@@ -308,6 +206,7 @@ def windowed(
         values=values,
         numerator=numerator,
         denominator=denominator,
+        covered=weights,
         sampled=sampled,
         span=span,
         source=series.source.path,

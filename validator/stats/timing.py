@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.model.result import CoarseClock, Floats, Series, Steps
-from validator.stats.window import covered_steps
+from validator.stats.spacing import covered_steps
 from validator.text import format_percent
 
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from validator.model.result import Floats, Span, Steps
 from validator.stats.autocorrelation import effective_size, lag1, long_run_stdev, mean_half_width
 from validator.stats.distributions import t_quantile
+from validator.stats.spacing import LASTING, covered_steps, even_rows, joined
 from validator.text import format_change, format_number
 
 MIN_ROWS = 10
@@ -34,9 +35,6 @@ LATE = 0.5
 
 FADING = 1.5
 """Excess of the first half of a slow stretch over that of its second half, from which it fades."""
-
-LASTING = 0.1
-"""Share of the window that a level must hold to be called lasting."""
 
 MATERIAL_CHANGE = 0.01
 """Relative change of the mean that makes a run unsteady; a smaller one does no harm to a decision."""
@@ -102,17 +100,6 @@ class SteadyWindow:
         return inside if self.after_step is None else inside & (steps > self.after_step)
 
 
-def covered_steps(steps: Steps) -> Floats:
-    """Optimizer steps that each row covers: those since the row before it.
-
-    The first row covers all steps up to it; a file whose first step is 0 counts from 0.
-    """
-    if len(steps) == 0:
-        return np.zeros(0)
-    base = min(1, int(steps[0]))
-    return np.diff(steps, prepend=base - 1).astype(np.float64)
-
-
 def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "time per step") -> SteadyWindow:
     """The window of a run, and the levels within it.
 
@@ -133,11 +120,26 @@ def steady_window(steps: Steps, times: Floats, *, warmup_steps: int, of: str = "
     if rows < MIN_ROWS:
         note = f"{rows} rows after {warmup_steps} warm-up steps; {MIN_ROWS} are needed to decide if a rate is steady"
         return _window(steps, min(first, len(steps)), steady=False, note=note)
+    steps, times = _evened(steps, times, first)
     usable = np.flatnonzero(np.isfinite(times[first:]) & (times[first:] > 0)) + first
     if len(usable) < MIN_ROWS:
         return _window(steps, first, steady=False, note=f"only {len(usable)} of {rows} rows hold a usable {of}")
     run = _LevelRun(steps, times, usable, base, warmup_steps, of)
     return _classify(run, first, _warm_up(run))
+
+
+def _evened(steps: Steps, times: Floats, first: int) -> tuple[Steps, Floats]:
+    """The rows, from `first` on joined to cover alike; a time that is not usable is left out of its group's."""
+    covered = covered_steps(steps)
+    groups = even_rows(covered[first:])
+    if groups is None:
+        return steps, times
+    usable = np.isfinite(times) & (times > 0)
+    known, spent = np.where(usable, covered, 0.0)[first:], np.where(usable, covered * times, 0.0)[first:]
+    with np.errstate(invalid="ignore"):
+        means = joined(spent, groups) / joined(known, groups)
+    ends = np.append(groups[1:], len(covered) - first) - 1 + first
+    return np.concatenate([steps[:first], steps[ends]]), np.concatenate([times[:first], means])
 
 
 @dataclass(frozen=True, eq=False)

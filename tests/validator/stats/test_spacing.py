@@ -9,7 +9,7 @@ import pytest
 
 from tests.validator.judge.samples import result, series
 from validator.stats.measure import NotMeasured, measure
-from validator.stats.rows import at_even_times, next_due, thins_out
+from validator.stats.spacing import at_even_times, even_rows, joined, next_due, thins_out
 
 
 def at(steps: Iterable[float]) -> np.ndarray:
@@ -122,3 +122,27 @@ def test_a_bar_that_is_drawn_at_most_so_often_misses_no_rows() -> None:
     for pace in (1, 2, 3, 5):
         even = np.arange(pace, 400, pace)
         assert not at_even_times(np.delete(even, random.choice(len(even) - 2, len(even) // 4, replace=False) + 1)), pace
+
+
+def test_rows_that_cover_alike_are_not_joined() -> None:
+    each, tens = np.ones(500), np.full(50, 10.0)
+    for covered in (each, tens, np.r_[1, 9, tens], np.r_[tens, 3], np.r_[each, 200, each], np.r_[tens, 30, tens]):
+        assert even_rows(covered) is None, "a first row, a last one or a gap is no other pace"
+
+
+@pytest.mark.parametrize(
+    ("covered", "pace"),
+    [
+        (np.r_[np.full(60, 10), np.full(28, 50)], 50),
+        (np.r_[np.full(24, 50), np.full(80, 10)], 50),
+        (np.r_[np.ones(400), np.full(160, 10)], 10),
+        (np.tile([1, 49], 40), 49),
+        (np.tile([3, 17, 9, 1, 20], 40), 20),
+    ],
+)
+def test_fine_rows_are_joined_to_the_pace_of_coarse_ones(covered: np.ndarray, pace: int) -> None:
+    groups = even_rows(covered.astype(float))
+    made = joined(covered.astype(float), groups)
+    assert made.sum() == covered.sum()
+    assert np.median(made) == pytest.approx(pace, rel=0.1)
+    assert pace / 2 <= made.min() <= made.max() < 2.5 * pace

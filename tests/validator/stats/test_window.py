@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.validator.judge.samples import ar1
-from validator.stats.window import MIN_ROWS, SteadyWindow, covered_steps, steady_window
+from validator.stats.spacing import covered_steps
+from validator.stats.window import MIN_ROWS, SteadyWindow, steady_window
 
 
 def _steps(n: int) -> np.ndarray:
