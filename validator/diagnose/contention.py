@@ -9,8 +9,8 @@ import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, rule
 from validator.model.other_program import OtherProgram
-from validator.model.result import Floats
-from validator.stats.crowding import FULL_PCT, least_others_pct
+from validator.model.result import Floats, InvalidWindow
+from validator.stats.crowding import FULL_PCT, Stretch, least_others_pct, others_in
 from validator.text import format_percent, listed
 
 _CROWDED, _MIN_SAMPLES = 0.1, 10
@@ -23,6 +23,9 @@ ALONE = (
 """What to do about them; also of the findings on a rate that they changed."""
 
 _MOST_SHOWN = 4
+
+_MOST = 0.5
+"""Share of a slow stretch in which another program used a GPU of the run, from which it explains it."""
 
 
 class _Load(NamedTuple):
@@ -103,10 +106,26 @@ def _without_steps(programs: Sequence[OtherProgram]) -> Iterator[Diagnosis]:
         )
 
 
-def beside(run: RunFacts) -> str:
-    """A sentence, after a space: other programs used a GPU or the CPU that the run needs. Empty where some was left."""
-    shared = next((one.reason for one in run.evidence.invalid_windows if one.shared), "")
-    return f" Part of the time {shared}." if shared else _crowding(run)
+def explained(run: RunFacts, *, slow: Stretch, fast: Stretch) -> str:
+    """A sentence, after a space: other programs explain that a stretch is slower than another. Empty where they do not.
+
+    They do where they used a GPU of the run in most of it and less in the other, or took the CPU (`others_in`).
+    """
+    windows = [one for one in run.evidence.invalid_windows if one.shared]
+    here, there = (_covered(windows, stretch) for stretch in (slow, fast))
+    if here >= _MOST and here >= 2 * there:
+        return f" Meanwhile {windows[0].reason}."
+    taken = others_in(run.result.series, slow=slow, fast=fast)
+    if taken is None:
+        return ""
+    return f" Other programs used {taken:.0f} % of the machine's CPU in the slower part, and hardly any was left."
+
+
+def _covered(windows: Sequence[InvalidWindow], stretch: Stretch) -> float:
+    """The share of a stretch of steps that these windows cover."""
+    steps = np.arange(int(stretch[0]), int(stretch[1]) + 1)
+    inside = [(steps >= one.first_step) & (steps <= one.last_step) for one in windows]
+    return float(np.any(inside, axis=0).mean()) if inside and steps.size else 0.0
 
 
 def _crowding(run: RunFacts) -> str:

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from validator.diagnose.contention import ALONE, beside
+from validator.diagnose.contention import ALONE, explained
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
 from validator.model.catalogue import METRICS
-from validator.model.result import Floats, Series
+from validator.model.result import Floats, Series, Steps
 from validator.model.verdict import Evidence
-from validator.stats.crowding import others_in
+from validator.stats.crowding import Stretch
 from validator.stats.rows import RATES
 from validator.stats.window import MIN_ROWS, Level
 from validator.text import format_change, format_number, format_percent
@@ -88,14 +88,9 @@ def _means(levels: Sequence[Level], run: RunFacts, *, timed: bool) -> Evidence:
 
 def _others_between(run: RunFacts, before: Level, after: Level) -> str:
     """A sentence, after a space: other programs explain the slower of two levels. Empty where they do not."""
-    if any(one.shared for one in run.evidence.invalid_windows):
-        return beside(run)
     spans = [(float(one.first_step), float(one.last_step)) for one in (before, after)]
     fast, slow = spans if after.mean > before.mean else reversed(spans)
-    taken = others_in(run.result.series, slow=slow, fast=fast)
-    if taken is None:
-        return ""
-    return f" Other programs used {taken:.0f} % of the machine's CPU in the slower part, and hardly any was left."
+    return explained(run, slow=slow, fast=fast)
 
 
 def _shifts(levels: tuple[Level, ...]) -> list[tuple[float, Level, Level]]:
@@ -167,9 +162,11 @@ def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
         return
     shown = " → ".join(f"{v:,.0f}" if v >= 10 else f"{v:.3g}" for v in _thirds(late))
     stride = None if few or run.planned else _schedule(run)
+    slow, fast = _slowest_and_fastest(run.times)
+    others = explained(run, slow=slow, fast=fast)
     yield Diagnosis(
         f"{series.name} never settles: {shown} {series.unit}.{'' if few else _change_text(run)} No mean of it "
-        f"represents a longer run.{beside(run)}"
+        f"represents a longer run.{others}"
         if stride is None
         else f"{series.name} changes every {stride} steps or so and is constant in between, as by a schedule or with "
         f"each pass over the data: {' → '.join(format_number(one.mean) for one in run.levels)}. A mean holds for this "
@@ -178,10 +175,20 @@ def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
         confidence="low" if few else "high",
         because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
         next_step=ALONE
-        if beside(run)
+        if others
         else "Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "
         "loader and memory over time.",
     )
+
+
+def _slowest_and_fastest(times: tuple[Steps, Floats]) -> tuple[Stretch, Stretch]:
+    """Of thirds of the rows, or of each of a few, the steps of the slowest and of the fastest."""
+    steps, each = times
+    ends = np.array_split(np.arange(len(steps)), 3 if len(steps) > 4 else len(steps))
+    means = [float(each[part].mean()) for part in ends]
+    before = np.append(min(0, int(steps[0]) - 1), steps)
+    slow, fast = (ends[int(place)] for place in (np.argmax(means), np.argmin(means)))
+    return (before[slow[0]] + 1, steps[slow[-1]]), (before[fast[0]] + 1, steps[fast[-1]])
 
 
 def _drifts(run: RunFacts) -> bool:
