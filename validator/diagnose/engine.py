@@ -205,7 +205,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
 
 
 def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), not finding.costly)))
 
 
 # The table of docs/findings.md, which `make reference` writes.

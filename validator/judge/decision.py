@@ -12,7 +12,7 @@ from validator.model.runbook import Runbook, Setting, SoakPhase
 from validator.model.settings import extends, has_placeholder, setting_text
 from validator.model.verdict import Decision, Extension, Finding, PhaseReport, Recommendation, RemedyReport, Status
 from validator.stats.estimate import MIN_REPEATS
-from validator.text import listed
+from validator.text import format_percent, listed
 
 
 def with_remedies(report: PhaseReport, record: PhaseRecord, judge: Callable[[PhaseRecord], PhaseReport]) -> PhaseReport:
@@ -122,19 +122,29 @@ def decide(
 
 
 def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
-    """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms."""
+    """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms, and time
+    that is lost although all criteria allow it."""
     blind = [
         one.id for one in phases if any(v.id == f"{one.id}.finite" and v.status == "SKIPPED" for v in one.criteria)
     ]
     said = f" No loss is read ({listed(blind)}), so NaN or divergence would not be seen." if blind else ""
-    runs = {run for one in findings if one.code == "clock-unverified" for run in (one.run, *one.also) if run}
-    word = [phase.id for phase in phases if any(run.id in runs for run in phase.runs)]
-    if word:
+    if word := _about(phases, [one for one in findings if one.code == "clock-unverified"]):
         said += (
             f" The level of toks_per_s ({listed(word)}) is the trainer's own word; set trainer.tokens_per_step to have "
             "it checked."
         )
+    costly = [one for one in findings if one.costly]
+    if where := _about(phases, costly):
+        lost, codes = max(one.lost or 0.0 for one in costly), dict.fromkeys(one.code for one in costly)
+        said += f" But {format_percent(lost)} of the time ({listed(where)}) is lost, and nothing shows that this is "
+        said += f"meant: {listed(list(codes))}."
     return said
+
+
+def _about(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> list[str]:
+    """The phases of whose runs these findings are."""
+    runs = {run for one in findings for run in (one.run, *one.also) if run}
+    return [phase.id for phase in phases if any(run.id in runs for run in phase.runs)]
 
 
 def _further(vetoes: Sequence[Finding]) -> str:

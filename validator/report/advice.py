@@ -20,19 +20,22 @@ from validator.text import clean, one_line
 def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> NextStep | None:
     """The step, its source and its place in the page; None while the validation is in progress.
 
-    It comes from the first finding that forbids GO; else from the first one about a required phase that did not pass,
-    those that failed first; else from that phase's own criteria. A phase that was only too short needs more steps,
-    whatever was found about its rate, but for other programs, which widen its intervals. `findings` are in the order
-    in which the page shows them.
+    It comes from the first finding that forbids GO, or beside a GO from what costs much of the time; else from the
+    first one about a required phase that did not pass, those that failed first; else from that phase's own criteria. A
+    phase that was only too short needs more steps, whatever was found about its rate, but for other programs, which
+    widen its intervals. `findings` are in the order in which the page shows them.
     """
     if report.decision == "IN_PROGRESS":
         return None
     if report.exit_code == ExitCode.INTERRUPTED:
         return NextStep("Phases", "The validation was interrupted: resume it. No completed run is repeated.", "#phases")
+    numbered = list(enumerate(findings, start=1))
     if report.decision == "GO":
+        for number, finding in numbered:
+            if finding.costly:
+                return _of_finding(number, finding, report)
         return NextStep("Recommended settings", _start(report), "#recommended")
     unmet = _unmet(report)
-    numbered = list(enumerate(findings, start=1))
     for number, finding in numbered:
         if finding.severity == "veto" and finding.next_step:
             return _of_finding(number, finding, report)
@@ -84,7 +87,7 @@ def _of_finding(number: int, finding: FindingView, report: ValidationReport) -> 
     """The step of a finding, with its message. A warning need not be why the phase is open, which is said before."""
     phase = next((one for one in report.phases if anchor("phase", one.id) == finding.anchor), None)
     veto = finding.severity == "veto"
-    reasons = () if veto or phase is None or phase.status == "FAIL" else _reasons(phase, report)
+    reasons = () if veto or phase is None or phase.status in ("FAIL", "PASS") else _reasons(phase, report)
     reasons = (*reasons, *_unsaid("Cause" if veto else "Finding", finding.message, report))
     about = phase.id if phase else None
     return NextStep(finding.code, finding.next_step, f"#finding-{number}", reasons, about, finding.command)

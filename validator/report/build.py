@@ -198,9 +198,12 @@ def _status_counts(report: ValidationReport) -> tuple[tuple[views.StatusView, in
 
 
 def _finding_views(report: ValidationReport) -> tuple[views.FindingView, ...]:
-    """Vetoes first, then by confidence, then in the order found."""
+    """Vetoes first, then what costs much, then by confidence, then in the order found."""
     known = {phase.id for phase in report.phases}
-    ordered = sorted(report.findings, key=lambda f: (_SEVERITIES.index(f.severity), _CONFIDENCES.index(f.confidence)))
+    ordered = sorted(
+        report.findings,
+        key=lambda one: (_SEVERITIES.index(one.severity), not one.costly, _CONFIDENCES.index(one.confidence)),
+    )
     return tuple(_finding_view(finding, known) for finding in ordered)
 
 
@@ -218,6 +221,7 @@ def _finding_view(finding: Finding, known: set[str]) -> views.FindingView:
         next_step=clean(finding.next_step),
         evidence=evidence_views(finding.evidence),
         command=one_line(finding.command, limit=300),
+        costly=finding.costly,
     )
 
 

@@ -155,6 +155,7 @@ class FindingView(NamedTuple):
     next_step: str
     evidence: tuple[EvidenceView, ...]
     command: str = ""
+    costly: bool = False
 
 
 class RecommendedView(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from validator.model.verdict import (
     Needed,
     PhaseReport,
     RemedyReport,
+    RunReport,
     Status,
     Verdict,
 )
@@ -41,6 +43,27 @@ def test_go_needs_every_required_phase() -> None:
     decision, why = decide([_phase("PASS"), _phase("PASS", id="soak")])
     assert decision == "GO"
     assert why == "All 2 required criteria and checks of 2 phases passed; no finding forbids it."
+
+
+@pytest.mark.parametrize(
+    ("severity", "lost", "said"), [("warning", 0.45, True), ("warning", 0.05, False), ("info", 0.45, False)]
+)
+def test_a_go_says_what_costs_much_of_the_time(severity: Literal["warning", "info"], lost: float, said: bool) -> None:
+    """A trainer that stood still for 45 % of the time was GO, and its first screen did not say so; one that is
+    declared, or accepted, is information."""
+    stall = Finding(
+        code="periodic-stall",
+        severity=severity,
+        confidence="high",
+        message="m",
+        next_step="n",
+        lost=lost,
+        run="soak/r1",
+    )
+    soak = _phase("PASS", id="soak").model_copy(update={"runs": (RunReport(id="soak/r1"),)})
+    decision, why = decide([_phase("PASS"), soak], [stall])
+    assert decision == "GO"
+    assert ("But 45 % of the time (soak) is lost, and nothing shows that this is meant: periodic-stall." in why) is said
 
 
 @pytest.mark.parametrize("status", ["INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"])

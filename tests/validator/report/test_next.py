@@ -43,6 +43,22 @@ def test_without_a_finding_the_phase_that_stands_against_go_is_named(status: str
     assert page.next_step.href == f"#{next(p.anchor for p in page.phases if p.id == against.id)}"
 
 
+def test_what_costs_much_of_the_time_comes_first() -> None:
+    """Also beside a GO, and before a busy machine: it lost 45 % of the time to pauses."""
+    busy, stall = (
+        Finding(
+            code=code, severity="warning", confidence="high", phase="baseline", message=code, next_step=step, lost=lost
+        )
+        for code, step, lost in (("busy-host", "Wait.", None), ("periodic-stall", "Look at these steps.", 0.45))
+    )
+    go = samples.go()
+    assert build_page(go.model_copy(update={"findings": (busy,)})).next_step.name == "Recommended settings"
+    page = build_page(go.model_copy(update={"findings": (busy, stall)}))
+    assert (page.next_step.name, page.next_step.value) == ("periodic-stall", "Look at these steps.")
+    assert [one.code for one in page.findings] == ["periodic-stall", "busy-host"]
+    assert [(one.name, one.value) for one in page.next_step.reasons] == [("Finding", "periodic-stall")]
+
+
 def too_short(open_for: str | None, *, declared: str = "toks_per_s.mean >= 9000") -> ValidationReport:
     """A phase of which one criterion has too little to go by, and of which something about its pace was noticed."""
     run = pieces.run_report("baseline", scalars={"steps.done": ScalarValue(value=300.0, unit="", source=None)})
