@@ -226,7 +226,7 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
     first = np.flatnonzero(np.diff(at, prepend=-2) > 1)  # a pause across two rows is one
     if len(first) < _MIN_STALLS:
         return None
-    at, extra, slack = at[first], np.add.reduceat(extra, first), int(np.quantile(covered[at], 0.9)) - 1
+    at, extra, slack = at[first], np.add.reduceat(extra, first), int(np.quantile(covered[at], 0.9))
     return replace(whole, at=at, extra_s=extra, slack=slack)
 
 

@@ -24,6 +24,9 @@ LASTING = 0.1
 _A_LEVEL = 5
 """Rows from which coarse ones can be a level of their own."""
 
+_FEWEST = 20
+"""Groups below which rows are not joined: too few are left to show a lasting level on either side of a change."""
+
 _ALIKE = 1.5
 """Times as many steps, up to which rows are of one pace."""
 
@@ -78,7 +81,7 @@ def even_rows(covered: Floats) -> Steps | None:
     first = np.flatnonzero(np.diff(group, prepend=-1.0))
     whole = joined(covered, first) >= pace / 2
     whole[0] = True  # what is left over belongs to the group before it
-    return first[whole]
+    return first[whole] if whole.sum() >= _FEWEST else None
 
 
 def joined(values: Floats, groups: Steps | None) -> Floats:
