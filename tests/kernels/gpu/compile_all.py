@@ -74,10 +74,10 @@ def launches(shapes: list[Shape], steps: list[Shape]) -> list[Launch]:
 def main() -> None:
     shapes, steps = pickle.load(sys.stdin.buffer)
     began = time.perf_counter()
-    asked = list(dict.fromkeys(source for shape in shapes for source in sources(shape)))
-    if nvrtc.missing() is None:
-        with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
-            pool.map(compile_one, asked, chunksize=1)
+    served = shapes if nvrtc.missing() is None else []
+    asked = list(dict.fromkeys(source for shape in served for source in sources(shape)))
+    with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+        pool.map(compile_one, asked, chunksize=1)
     told = warm_launches(launches(shapes, steps))
     failed = [line for line in told if ": " in line]
     print(f"compiled {len(asked)} and {len(told)} kernels in {time.perf_counter() - began:.0f} s", *failed, sep="\n")
