@@ -78,7 +78,8 @@ def call(x: list[Tensor], sizes: tuple[int, ...], **options: Any) -> Any:
 def relative(a: Tensor, b: Tensor) -> float:
     """Relative error; values below a thousandth of the unit inputs on average count as that much, for a gradient may be
     exactly zero (one key, one weight of 1)."""
-    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    b = b.detach().double()
+    a = a.detach().to(b)
     return ((a - b).norm() / b.norm().clamp(min=1e-3 * b.numel() ** 0.5)).item()
 
 
@@ -93,9 +94,9 @@ def check_small(case: tuple[Any, ...], seed: int) -> dict[str, Any]:
     o, (blocks, *branches) = call(x, sizes, return_aux=True)
     do = torch.randn_like(o)
     grads = torch.autograd.grad(o, x, do)
-    y = [t.detach().cpu().double().requires_grad_() for t in x]
-    ref = oracle_attention(*y, l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w, blocks=blocks)
-    wanted = torch.autograd.grad(ref.o, y, do.cpu().double())
+    y = [t.detach().double().requires_grad_() for t in x]
+    ref = oracle_attention(*y, l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w, blocks=blocks, device="cuda")
+    wanted = torch.autograd.grad(ref.o, y, do.double())
     exact = dtype == torch.float32
     bound = 1e-5 if exact else 1e-2
     errors = {"o": relative(o, ref.o)}

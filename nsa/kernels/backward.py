@@ -243,7 +243,7 @@ def dkv_kernel(
     ``CMP`` and ``SINK`` write float32 partial sums ``dk [n_chunks, BG, N, DK]``, one per ``CHUNK`` of queries
     (``SINK``: only key tile 0). ``WIN`` writes ``dk [B, N, G, DK]``. ``LOCAL`` does so too, after adding what
     the gathered rows and the sink left for its block (``STEP = LS``): ``part_*`` by work tile if ``PARTS`` is 1, summed
-    up ``[BG, N, .]`` if it is 2.
+    up ``[n, N, .]`` if it is 2.
     """
     DK: tl.constexpr = DK0 + DK1
     tile = tl.program_id(0)
@@ -315,7 +315,7 @@ def dkv_kernel(
                     dk1 += tl.load(part_dk + at * DK + c1[None, :], mask=n_ok[:, None], other=0.0)
                 dvv += tl.load(part_dv + at * DV + cv[None, :], mask=n_ok[:, None], other=0.0)
     if PARTS == 2:
-        at = (bg.to(tl.int64) * N + n)[:, None]
+        at = (tl.program_id(1).to(tl.int64) * N + n)[:, None]
         dk0 += tl.load(part_dk + at * DK + c0[None, :], mask=n_ok[:, None], other=0.0)
         if DK1 > 0:
             c1 = DK0 + tl.arange(0, DK1)

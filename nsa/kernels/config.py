@@ -18,13 +18,15 @@ __all__ = [
     "Tiles",
     "choose_span",
     "choose_tiles",
+    "gathered_rows",
     "gathers_by_wgmma",
+    "hopper_asked",
     "interpreting",
     "next_power_of_2",
     "split_head_dim",
 ]
 
-WGMMA_HEAD_DIMS = ((128, 128), (128, 64), (64, 64))
+WGMMA_HEAD_DIMS = ((128, 128), (128, 64), (64, 64), (192, 128))
 """Head dimensions, of keys and of values, that :mod:`nsa.kernels.hopper` is written for."""
 
 FUSED: dict[str, bool] = {} if "TRITON_DEFAULT_FP_FUSION" in os.environ else {"enable_fp_fusion": True}
@@ -112,10 +114,16 @@ class Tiles:
     """Most (token, slot) pairs of one block that one program takes."""
 
 
+def gathered_rows(dk: int) -> int:
+    """Rows that Hopper's own kernel for the scored blocks' backward pass takes at a time."""
+    return 64 if dk <= 128 else 48
+
+
 def gathers_by_wgmma(dims: HeadDims, heads_per_group: int, l_sel: int, itemsize: int) -> bool:
     """Whether Hopper's own kernel for the scored blocks' backward pass is written for these sizes. With fewer heads a
     copy for each token is too small: Triton's is faster there."""
-    return (dims.dk, dims.dv) in WGMMA_HEAD_DIMS and 6 <= heads_per_group <= 64 and l_sel == 64 and itemsize == 2
+    served = (dims.dk, dims.dv) in WGMMA_HEAD_DIMS and l_sel == 64 and itemsize == 2
+    return served and 6 <= heads_per_group <= gathered_rows(dims.dk)
 
 
 def choose_span(dims: HeadDims, heads_per_group: int, itemsize: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from nsa.attention.spans import span
 from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import spread_kernel
 from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
-from nsa.kernels.hopper import HopperBackward, Run, sums_queries, why_no_gather, why_no_wgmma, why_no_window
+from nsa.kernels.hopper import HopperBackward, Run, scratch, sums_queries, why_no_gather, why_no_wgmma, why_no_window
 from nsa.kernels.hopper.rows import finish_kernel
 from nsa.kernels.launch import Saved, gather_constants, options
 from nsa.kernels.problem import Problem, ceil_div, strides
@@ -114,11 +116,12 @@ class _Parts:
         )  # fmt: skip
         self.summed = by_wgmma and why_no_gather(k_sel, v_sel, p) is None
         sums_all = self.summed and sums_queries(p)
-        self.slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk)
+        rest = streams[5:] + streams[3:5]
+        self.window = by_wgmma and why_no_window(rest, p) is None
+        beside = scratch(p, gathers=self.summed, window=self.window) if by_wgmma else 0
+        self.slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk, beside)
         most = self.slabs[0][1]
         self.part_dq = None if sums_all else q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
-        rest = streams[5:] + streams[3:5]
-        self.window = by_wgmma and why_no_window(rest, p, parts=not sums_all) is None
         self.fused = None
         if by_wgmma:
             lse = (saved.lse_cmp, saved.lse_sel, saved.lse_win)
@@ -127,7 +130,7 @@ class _Parts:
             )  # fmt: skip
         self._compressed: Run | None = None
         self._gather: Run | None = None
-        self._window: Run | None = None
+        self._window: Callable[[int, int], None] | None = None
         self._found: tuple[Tensor, Tensor] | None = None
         self._tile_parts: tuple[Tensor, Tensor] | None = None
         if self.fused is not None:
@@ -139,7 +142,7 @@ class _Parts:
         elif p.n_top:
             self._tile_parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
         if self.fused is not None and self.window:
-            self._window = self.fused.window(rest, self.part_dq)
+            self._window = self.fused.window(rest)
 
     @property
     def query_sums(self) -> Tensor | None:
@@ -148,11 +151,11 @@ class _Parts:
     def compressed(self, first: int, count: int) -> None:
         """Run the compressed branch of some pairs, if that is done by pairs."""
         if self.fused is not None and self._compressed is not None:
-            self.fused.begin(count)
+            self.fused.begin()
             self._found = self._compressed(first, count)
 
     def scored(self, first: int, count: int) -> tuple[Tensor, Tensor] | None:
-        """Run the scored blocks of some pairs; returns sums of their keys and values, by key or by work tile."""
+        """Run the scored blocks of some pairs; returns their sums for keys and values, by key or by work tile."""
         if self._gather is not None:
             return self._gather(first, count)
         if self._tile_parts is None:
@@ -172,13 +175,15 @@ class _Parts:
         gradients: of q, and of keys and values of the selected branch and of the window."""
         assert self.fused is not None
         assert self._window is not None
-        p, window = self.p, self._window(first, count)
-        dq, *keys = out
-        _finish(self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg)
+        p, (dq, *keys) = self.p, out
+        self._window(first, count)
+        _finish(
+            self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg, slots=self.part_dq
+        )  # fmt: skip
         parts = self._tile_parts if self._gather is None else None
-        for i, sums in enumerate((*self.fused.selected, *window)):
+        for i, sums in enumerate((*self.fused.selected, *self.fused.in_window)):
             _finish(
-                sums[0, first:], keys[i], p, first=first, count=count, scale=1.0 if i % 2 else p.scale,
+                sums, keys[i], p, first=first, count=count, scale=1.0 if i % 2 else p.scale,
                 parts=parts[i] if parts is not None and i < 2 else None, tile_offsets=self.saved.index.tile_offsets,
             )  # fmt: skip
 
@@ -193,14 +198,16 @@ class _Parts:
 
 def _finish(
     sums: Tensor, out: Tensor, p: Problem, *, first: int, count: int, scale: float = 1.0, heads: int = 1,
-    parts: Tensor | None = None, tile_offsets: Tensor | None = None,
+    parts: Tensor | None = None, tile_offsets: Tensor | None = None, slots: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Launch :func:`finish_kernel`: gradients of ``count`` pairs' queries, all ``heads`` of a group, or keys from their
-    sums ``[count, S, heads, dim]`` and, if there are some, ``parts`` by work tile."""
+    sums ``[count, S, heads, dim]`` and, if there are some, ``parts`` by work tile or queries' ``slots``."""
+    given = parts if slots is None else slots
     finish_kernel[(ceil_div(p.S * heads, p.l_sel), count)](
-        sums, sums if parts is None else parts, sums if tile_offsets is None else tile_offsets, out, first, p.S,
+        sums, sums if given is None else given, sums if tile_offsets is None else tile_offsets, out, first, p.S,
         p.n_blocks, p.n_lists, p.max_tiles, scale, H=p.G * heads, G=p.G, HPG=heads,
-        DIM=out.shape[-1], STEP=p.l_sel, ROWS=p.block_rows, PARTS=parts is not None, **FUSED,
+        DIM=out.shape[-1], STEP=p.l_sel, ROWS=p.block_rows, PARTS=parts is not None,
+        NTOP=0 if slots is None else p.n_top, **FUSED,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from nsa.kernels.config import (
     choose_span,
     choose_tiles,
     gathers_by_wgmma,
+    hopper_asked,
     interpreting,
     next_power_of_2,
 )
@@ -102,7 +103,8 @@ class Problem:
         of = capability(q.device) if cuda else (9, 0)
         tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=of >= (9, 0), interpret=interpreting())
         by_span = of == (9, 0) and not deterministic and not (cuda and nvrtc.missing())
-        by_span = by_span and gathers_by_wgmma(dims, H // G, sizes[2], q.element_size())
+        # Triton's kernels keep partial sums for each list: with a list for each span these take gigabytes more.
+        by_span = by_span and gathers_by_wgmma(dims, H // G, sizes[2], q.element_size()) and hopper_asked()
         span = min(choose_span(dims, H // G, q.element_size()), S) if by_span else S
         return cls(B, S, H, G, dims, *sizes, scale, q.dtype, tiles, n_processors(q.device), deterministic, span)
 
@@ -175,11 +177,12 @@ class Problem:
             "DV": self.dims.dv,
         }
 
-    def slabs(self, width: int) -> list[tuple[int, int]]:
-        """``(first, count)`` runs of (batch, group) pairs whose partial results, ``width`` per row, fit the
-        scratch limit."""
-        per_bg = self.n_pairs * self.hpg * width * self.dtype.itemsize
-        count = self.bg if per_bg == 0 else max(1, min(self.bg, _SCRATCH_BYTES // per_bg))
+    def slabs(self, width: int, beside: int = 0) -> list[tuple[int, int]]:
+        """``(first, count)`` runs of (batch, group) pairs, about equal ones, whose partial results, ``width`` per row,
+        fit the scratch limit with the ``beside`` bytes that each pair needs beside them."""
+        per_bg = self.n_pairs * self.hpg * width * self.dtype.itemsize + beside
+        most = self.bg if per_bg == 0 else max(1, min(self.bg, _SCRATCH_BYTES // per_bg))
+        count = ceil_div(self.bg, ceil_div(self.bg, most))
         return [(first, min(count, self.bg - first)) for first in range(0, self.bg, count)]
 
     def query_chunk(self, wanted: int, step: int) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 It imports nothing from :mod:`nsa.attention` and uses none of its tricks: every branch is a dense S x S (or S x C)
 masked softmax, masks are built from sets of token positions, overlaps are counted token by token and the selection is
-sorted in Python. It runs on the CPU and is differentiable. Cost is O(B H S^2) memory: keep S below about 2,000.
+sorted in Python. It runs on the CPU unless told otherwise and is differentiable. Cost is O(B H S^2) memory: keep S
+below about 2,000.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["OracleResult", "oracle_attention", "overlap_matrix", "selection_defe
 
 
 class OracleResult(NamedTuple):
-    """Output, branch outputs and selection of the oracle, all float64 on the CPU (``blocks``: int32)."""
+    """Output, branch outputs and selection of the oracle, all float64 on its device (``blocks``: int32)."""
 
     o: Tensor
     """``[B, S, H, Dv]`` gated sum of the branches."""
@@ -78,10 +79,9 @@ def _select_all(scores: Tensor, *, l_sel: int, n_sel: int) -> Tensor:
 
 def _selected_mask(blocks: Tensor, S: int, *, l_sel: int) -> Tensor:
     """``[B, G, S, S]``: query (third) may attend key (fourth)."""
-    key_block = torch.arange(S) // l_sel
-    picked = (blocks[..., None].long() == key_block).any(dim=-2)
-    causal = torch.arange(S)[None, :] <= torch.arange(S)[:, None]
-    return picked.permute(0, 2, 1, 3) & causal
+    t = torch.arange(S, device=blocks.device)
+    picked = (blocks[..., None].long() == t // l_sel).any(dim=-2)
+    return picked.permute(0, 2, 1, 3) & (t[None, :] <= t[:, None])
 
 
 def oracle_attention(
@@ -102,6 +102,7 @@ def oracle_attention(
     scale: float | None = None,
     blocks: Tensor | None = None,
     compressed: bool = False,
+    device: str = "cpu",
 ) -> OracleResult:
     """Native Sparse Attention of one batch, by dense masks in float64.
 
@@ -112,9 +113,10 @@ def oracle_attention(
             scores tie within rounding; a test then checks the selection by :func:`selection_defects` and the
             arithmetic by passing the selection here.
         compressed: ``k_cmp`` and ``v_cmp`` hold one entry per compression block already.
+        device: where the dense products run; a GPU takes seconds off each problem of a thousand tokens.
     """
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = (
-        x.to("cpu", torch.float64) for x in (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates)
+        x.to(device, torch.float64) for x in (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates)
     )
     B, S, H, Dk = q.shape
     G = k_sel.shape[2]
@@ -124,6 +126,7 @@ def oracle_attention(
         averaging = torch.zeros(len(starts), S, dtype=torch.float64)
         for i, start in enumerate(starts):
             averaging[i, start : start + l] = 1.0 / l
+        averaging = averaging.to(device)
         k_cmp = torch.einsum("cs,bsgk->bcgk", averaging, k_cmp)
         v_cmp = torch.einsum("cs,bsgk->bcgk", averaging, v_cmp)
 
@@ -131,14 +134,16 @@ def oracle_attention(
         return x.repeat_interleave(H // G, dim=2).permute(0, 2, 1, 3)
 
     query = q.permute(0, 2, 1, 3)
-    t = torch.arange(S)
-    ends = torch.tensor([s + l - 1 for s in starts], dtype=torch.long)
+    t = torch.arange(S, device=device)
+    ends = torch.tensor([s + l - 1 for s in starts], dtype=torch.long, device=device)
     o_cmp, p = _masked_attention(query, per_head(k_cmp), per_head(v_cmp), ends[None, :] <= t[:, None], scale)
 
     n_blocks = -(-S // l_sel)
     p_group = p.reshape(B, G, H // G, S, len(starts)).sum(2)
-    scores = (p_group @ overlap_matrix(len(starts), n_blocks, l=l, d=d, l_sel=l_sel)).permute(0, 2, 1, 3).detach()
-    chosen = _select_all(scores, l_sel=l_sel, n_sel=n_sel) if blocks is None else blocks.to("cpu", torch.int32)
+    overlap = overlap_matrix(len(starts), n_blocks, l=l, d=d, l_sel=l_sel).to(device)
+    scores = (p_group @ overlap).permute(0, 2, 1, 3).detach()
+    chosen = _select_all(scores, l_sel=l_sel, n_sel=n_sel) if blocks is None else blocks
+    chosen = chosen.to(device, torch.int32)
     mask = _selected_mask(chosen, S, l_sel=l_sel).repeat_interleave(H // G, dim=1)
     o_sel, _ = _masked_attention(query, per_head(k_sel), per_head(v_sel), mask, scale)
 

@@ -171,6 +171,7 @@ DEVICE void merge(const Arguments &a, u32 base) {
                 const u32 bar = bar_part(base, step), weights = base + AT_WEIGHTS + (s * 128 + 64 * half + row) * 4;
                 barrier_wait(bar, step / RING & 1);
                 add_part(sum, base + AT_PARTS + step % RING * V_BYTES + row * 128 + t * 4, g, load_one(weights), load_one(weights + 32));
+                fence_async();
                 __syncwarp();
                 if (ARRIVES) barrier_arrive(bar + 8);
             }

@@ -52,7 +52,7 @@ def combine_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_combine` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
         return "dtype"
-    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
+    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS or p.dims.dk > 128:
         return "head_dim"
     if not p.n_top:
         return "no_keys"

@@ -9,15 +9,16 @@
 // Constants: DK, DV (multiples of 64), BM, L, D (compression), STAGES, HALF.
 
 constexpr int BN = 128, DKC = DK / 64, DVC = DV / 64;
-// Queries' gradient: 64 of its columns for each warpgroup, transposed; or, if it has but 64, 64 of its rows.
-constexpr bool ACROSS = DK > 64;
-static_assert(ACROSS ? DK == 128 : BM == 128, "a warpgroup takes 64 rows of the queries' gradient");
+// Queries' gradient: 64 of its columns for each warpgroup, transposed; or, if it has but 64, 64 of its rows. Of 64 further
+// columns each warpgroup does what its own keys give.
+constexpr bool ACROSS = DK > 64, MORE = DK == 192;
+static_assert(ACROSS ? DK == 128 || MORE : BM == 128, "a warpgroup takes 64 rows of the queries' gradient");
 
 constexpr int CHUNK_BYTES = BM * 128, K_CHUNK_BYTES = BN * 128;
 constexpr int ADDED_BYTES = (ACROSS ? BM : 64) * 64 * 4;
 constexpr int AT_K = 0, AT_V = AT_K + DKC * K_CHUNK_BYTES, AT_Q = AT_V + DVC * K_CHUNK_BYTES;
 constexpr int AT_DO = AT_Q + STAGES * DKC * CHUNK_BYTES, AT_DS = AT_DO + STAGES * DVC * CHUNK_BYTES;
-constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_SHIFT = AT_DQ + 2 * ADDED_BYTES;
+constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_SHIFT = AT_DQ + (MORE ? 4 : 2) * ADDED_BYTES;
 constexpr int AT_DELTA = AT_SHIFT + STAGES * BM * 4, AT_BARRIERS = AT_DELTA + STAGES * BM * 4;
 
 struct Arguments {
@@ -86,6 +87,9 @@ DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int w, int lane
             for (int box = 0; box < 2; box++)
                 add_box(&a.dq, base + AT_DQ + w * ADDED_BYTES + box * (ADDED_BYTES / 2), (ACROSS ? w * 64 : 0) + box * 32,
                         tile * BM + (ACROSS ? 0 : w * 64), x.in_group, x.bg - a.first);
+            for (int box = 0; box < 2 * MORE; box++)
+                add_box(&a.dq, base + AT_DQ + (2 + w) * ADDED_BYTES + box * (ADDED_BYTES / 2), 128 + box * 32, tile * BM,
+                        x.in_group, x.bg - a.first);
             put_close();
             put_read();
         }
@@ -143,7 +147,20 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_wait<2>();
         if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
-        hand_over(base, w, warp, g, t, dq);
+        sync_some(4 + w, 160);
+        const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
+        store_part(at_dq, warp, g, t, dq);
+#if DK == 192
+        const u64 k_more = operand(base + AT_K + 2 * K_CHUNK_BYTES + w * 8192, 0), ds_rows = operand(at_ds + w * CHUNK_BYTES, 16);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) multiply<1, 0>(dq, further(k_more, i * 2048), further(ds_rows, i * 32), i > 0);
+        products_close();
+        products_wait<0>();
+        store_across<BM>(at_dq + 2 * ADDED_BYTES, warp, g, t, dq);
+#endif
+        fence_async();
+        arrive_some(2 + w, 160);
         products_wait<0>();
         if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nsa.kernels import nvrtc
+from nsa.kernels.config import WGMMA_HEAD_DIMS
 from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, capability, ceil_div
 
@@ -16,7 +17,6 @@ __all__ = ["attend", "compressed", "select", "why_no_attend", "why_no_forward", 
 
 _DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
-_HEAD_DIMS = ((128, 128), (64, 64), (128, 64), (192, 128))
 _LEAST_HEADS = 6
 """Heads of a group from which on a copy for each token is large enough."""
 _LEAST_KEY_DIM = 192
@@ -112,7 +112,7 @@ def attend_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_attend` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
         return "dtype"
-    if (p.dims.dk, p.dims.dv) not in _HEAD_DIMS:
+    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
         return "head_dim"
     if not p.n_top:
         return "no_keys"
@@ -139,7 +139,7 @@ def forward_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_forward` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
         return "dtype"
-    if (p.dims.dk, p.dims.dv) not in _HEAD_DIMS:
+    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
         return "head_dim"
     if p.hpg > 128:
         return "sizes"

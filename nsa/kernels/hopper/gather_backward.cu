@@ -7,20 +7,22 @@
 // finished query gradients to global memory: as partial results by pair (PARTS), or added to sums, which pays only where
 // most of these stay in the L2 cache. Tiles are kept transposed as in dense_backward.cu.
 //
-// Constants: DK, DV (64 or 128), HPG (heads per group), NTOP, TT (pairs of a work tile), PARTS, STAGES, HALF.
+// Constants: DK (64, 128 or 192), DV (64 or 128), BM, HPG (heads per group), NTOP, TT (pairs of a work tile), PARTS, STAGES, HALF.
 
-constexpr int BM = 64, DKC = DK / 64, DVC = DV / 64, TOKENS = BM / HPG, ROWS = TOKENS * HPG;
+constexpr int BN = 64, DKC = DK / 64, DVC = DV / 64, TOKENS = BM / HPG, ROWS = TOKENS * HPG, K_CHUNK_BYTES = BN * 128;
 constexpr int CHUNK_BYTES = BM * 128, STAGE_BYTES = (DKC + DVC) * CHUNK_BYTES, DQ_BYTES = BM * DK * (PARTS ? 2 : 4);
-constexpr int AT_K = 0, AT_V = AT_K + DKC * CHUNK_BYTES, AT_TILES = AT_V + DVC * CHUNK_BYTES;
+constexpr int AT_K = 0, AT_V = AT_K + DKC * K_CHUNK_BYTES, AT_TILES = AT_V + DVC * K_CHUNK_BYTES;
 constexpr int AT_DS = AT_TILES + STAGES * STAGE_BYTES, AT_DQ = AT_DS + 4 * CHUNK_BYTES, AT_ROWS = AT_DQ + 2 * DQ_BYTES;
 constexpr int AT_BARRIERS = AT_ROWS + STAGES * BM * 8;
-static_assert(DV / 2 * 512 <= AT_TILES && DK / 2 * 512 <= 4 * CHUNK_BYTES, "room for an exchange of sums");
+// Of a lane's part of a sum of keys, as much as is exchanged at a time.
+constexpr int HANDED = DK / 2 * 512 <= 4 * CHUNK_BYTES ? DK / 2 : DK / 4;
+static_assert(DV / 2 * 512 <= AT_TILES && HANDED * 512 <= 4 * CHUNK_BYTES && BM <= 64, "room for an exchange of sums");
 
 struct Arguments {
     TensorMap q, d_o, k, v, dq;  // dq by pair [1, ., HPG, DK]; or [., S, HPG, DK], added to
     const float *shift, *delta;  // [B, S, H]
     const int *pairs, *offsets, *tile_offsets, *tile_block;
-    float *dk, *dv;  // [B * G, S, DK or DV], added to
+    float *dk, *dv;  // [pairs of this launch, S, DK or DV], added to
     int S, H, G, blocks, lists, n_pairs, max_tiles, bg, bg_end;
     float scale2;
 };
@@ -61,10 +63,10 @@ DEVICE void bring(const Arguments &a, u32 base, int lane) {
             if (step != keys_after) continue;
             barrier_wait(keys + 8, count & 1 ^ 1);
             if (lane == 0) {
-                barrier_expect(keys, BOXES * CHUNK_BYTES);
+                barrier_expect(keys, BOXES * K_CHUNK_BYTES);
                 for (int c = 0; c < BOXES; c++)
-                    copy_box(base + AT_K + c * CHUNK_BYTES, c < DKC ? &a.k : &a.v, keys, (c < DKC ? c : c - DKC) * 64,
-                             x.block * 64, x.g, x.b);
+                    copy_box(base + AT_K + c * K_CHUNK_BYTES, c < DKC ? &a.k : &a.v, keys, (c < DKC ? c : c - DKC) * 64,
+                             x.block * BN, x.g, x.b);
             }
         }
     }
@@ -92,6 +94,7 @@ DEVICE void bring_rows(const Arguments &a, u32 base, int lane) {
             barrier_wait(bar_empty(base, step), step / STAGES & 1 ^ 1);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
+                if (lane + 32 * r >= BM) continue;
                 store_one(to + r * 128, shift[r]);
                 store_one(to + r * 128 + BM * 4, delta[r]);
             }
@@ -132,18 +135,18 @@ DEVICE void bring_out(const Arguments &a, u32 base, int w, int lane) {
     put_done();
 }
 
-template <int N> DEVICE void give(u32 to, const float (&x)[N]) {
+template <int N, int ALL> DEVICE void give(u32 to, const float (&x)[ALL], int from) {
 #pragma unroll
-    for (int i = 0; i < N; i++) store_one(to + (i * 128 + threadIdx.x % 128) * 4, x[i]);
+    for (int i = 0; i < N; i++) store_one(to + (i * 128 + threadIdx.x % 128) * 4, x[from + i]);
 }
-template <int N> DEVICE void take(u32 from, float (&x)[N]) {
+template <int N, int ALL> DEVICE void take(u32 at, float (&x)[ALL], int from) {
 #pragma unroll
-    for (int i = 0; i < N; i++) x[i] += load_one(from + (i * 128 + threadIdx.x % 128) * 4);
+    for (int i = 0; i < N; i++) x[from + i] += load_one(at + (i * 128 + threadIdx.x % 128) * 4);
 }
 
 DEVICE void consume(const Arguments &a, u32 base, int w) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
-    const u64 k_rows = operand(base + AT_K, CHUNK_BYTES), v_rows = operand(base + AT_V, 16);
+    const u64 k_rows = operand(base + AT_K, K_CHUNK_BYTES), v_rows = operand(base + AT_V, 16);
     const u32 keys = bar_keys(base), ds_lane = turned_over(warp, lane);
     int buffer = 0, before = 0, count = 0;
     Work x(a);
@@ -164,14 +167,14 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             products_begin();
 #pragma unroll
             for (int k = 0; k < DK / 16; k++) {
-                const int at = k / 4 * CHUNK_BYTES + k % 4 * 32;
-                multiply<0, 0>(s, further(k_rows, at), further(q_tile, at), k > 0);
+                const int in_chunk = k % 4 * 32;
+                multiply<0, 0>(s, further(k_rows, k / 4 * K_CHUNK_BYTES + in_chunk), further(q_tile, k / 4 * CHUNK_BYTES + in_chunk), k > 0);
             }
             products_close();
 #pragma unroll
             for (int k = 0; k < DV / 16; k++) {
-                const int at = k / 4 * CHUNK_BYTES + k % 4 * 32;
-                multiply<0, 0>(dp, further(v_rows, at), further(do_tile, at), k > 0);
+                const int in_chunk = k % 4 * 32;
+                multiply<0, 0>(dp, further(v_rows, k / 4 * K_CHUNK_BYTES + in_chunk), further(do_tile, k / 4 * CHUNK_BYTES + in_chunk), k > 0);
             }
             products_close();
             products_wait<1>();
@@ -195,7 +198,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                 products_begin();
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    multiply<1, 0>(dq, further(k_rows, c * CHUNK_BYTES + k * 2048), further(ds_tile, k * 32), k > 0);
+                    multiply<1, 0>(dq, further(k_rows, c * K_CHUNK_BYTES + k * 2048), further(ds_tile, k * 32), k > 0);
                 products_close();
                 if (c == 0) {
 #pragma unroll
@@ -205,7 +208,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                     sync_some(4 + w, 160);
                 } else {
                     products_wait<0>();
-                    if (ARRIVES) barrier_arrive(bar_empty(base, step));
+                    if (c == 1 && ARRIVES) barrier_arrive(bar_empty(base, step));
                 }
                 const u32 at_dq = base + AT_DQ + w * DQ_BYTES + c * (DQ_BYTES / DKC);
                 if (PARTS)
@@ -224,20 +227,25 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
         before += x.steps;
         // Each warpgroup takes the other's half of one sum: room for it is where keys, and gradients of scores, were.
         sync_some<1, 256>();
-        const int key = x.block * 64 + 16 * warp + g;
-        const long long out = (long long)x.bg * a.S;
-        if (w == 0)
-            give(base + AT_K, dv);
-        else
-            give(base + AT_DS, dk);
-        sync_some<1, 256>();
-        if (w == 0) {
-            take(base + AT_DS, dk);
-            add_keys<DK>(a.dk + out * DK, dk, key, a.S, t, 1.f);
-        } else {
-            take(base + AT_K, dv);
-            add_keys<DV>(a.dv + out * DV, dv, key, a.S, t, 1.f);
+        const int key = x.block * BN + 16 * warp + g;
+        const long long out = (long long)(x.bg - a.bg) * a.S;
+#pragma unroll
+        for (int part = 0; part < DK / 2 / HANDED; part++) {
+            if (part > 0) sync_some<1, 256>();
+            if (w == 1)
+                give<HANDED>(base + AT_DS, dk, part * HANDED);
+            else if (part == 0)
+                give<DV / 2>(base + AT_K, dv, 0);
+            sync_some<1, 256>();
+            if (w == 0)
+                take<HANDED>(base + AT_DS, dk, part * HANDED);
+            else if (part == 0)
+                take<DV / 2>(base + AT_K, dv, 0);
         }
+        if (w == 0)
+            add_keys<DK>(a.dk + out * DK, dk, key, a.S, t, 1.f);
+        else
+            add_keys<DV>(a.dv + out * DV, dv, key, a.S, t, 1.f);
         fence_async();
         __syncwarp();
         if (ARRIVES) barrier_arrive(keys + 8);
@@ -260,12 +268,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) gather_backward(const __gri
     fence_async();
     __syncthreads();
     if (warp < 4) {
-        give_registers<40>();
+        give_registers<DK <= 128 ? 40 : 24>();
         if (warp == 0) bring(a, base, lane);
         if (warp == 3) bring_rows(a, base, lane);
         if (warp == 1 || warp == 2) bring_out(a, base, warp - 1, lane);
     } else {
-        take_registers<232>();
+        take_registers<DK <= 128 ? 232 : 240>();
         consume(a, base, warp / 4 - 1);
     }
 }

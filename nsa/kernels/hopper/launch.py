@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from nsa.kernels import nvrtc
-from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathers_by_wgmma
+from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathered_rows, gathers_by_wgmma
 from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.hopper.rows import rows_kernel
 from nsa.kernels.hopper.window import tile_tokens, window_run
 from nsa.kernels.problem import Problem, capability, ceil_div
 
-__all__ = ["HopperBackward", "Run", "sums_queries", "why_no_gather", "why_no_wgmma"]
+__all__ = ["HopperBackward", "Run", "scratch", "sums_queries", "why_no_gather", "why_no_wgmma"]
 
 _KEYS = 128
 _DENSE, _GATHER = "dense_backward", "gather_backward"
@@ -57,7 +56,7 @@ def _dense_constants(p: Problem) -> tuple[Constants, int]:
         ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     row = 2 * (dk + dv)
-    added = 2 * (tile if dk > 64 else 64) * 64 * 4
+    added = (4 if dk > 128 else 2) * (tile if dk > 64 else 64) * 64 * 4
     shared = _KEYS * row + stages * tile * (row + 8) + 4 * tile * _KEYS + added + 8 * (1 + 4 * stages)
     return constants, shared
 
@@ -71,12 +70,12 @@ def sums_queries(p: Problem) -> bool:
 def _gather_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory of the gathering kernel."""
     dk, dv = p.dims.dk, p.dims.dv
-    row, stages, parts = 2 * (dk + dv), 4, int(not sums_queries(p))
+    tile, row, stages, parts = gathered_rows(dk), 2 * (dk + dv), 4, int(not sums_queries(p))
     constants = (
-        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile), ("PARTS", parts),
-        ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
+        ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile),
+        ("PARTS", parts), ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 64 * row + stages * 64 * (row + 8) + 4 * 64 * 128 + 2 * 64 * dk * (2 if parts else 4)
+    shared = 64 * row + stages * tile * (row + 8) + 4 * tile * 128 + 2 * tile * dk * (2 if parts else 4)
     shared += 8 * (2 + 3 * stages)
     return constants, shared
 
@@ -134,15 +133,27 @@ def why_no_gather(k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
 
 
 Run = Callable[[int, int], tuple[Tensor, Tensor]]
-"""Runs (batch, group) pairs ``first .. first + count``. Returns sums of key and value gradients ``[1, B * G, ., .]``
-float32, complete once every pair has run."""
+"""Runs (batch, group) pairs ``first .. first + count`` and returns sums of key and value gradients."""
+
+
+def _widths(p: Problem, *, gathers: bool, window: bool) -> list[int]:
+    """Columns of a token's sums: of its queries, then of keys and values of the selected branch and of the window, if
+    something adds to them."""
+    return [p.hpg * p.dims.dk, *(p.dims.dk, p.dims.dv) * (window + (window or gathers))]
+
+
+def scratch(p: Problem, *, gathers: bool, window: bool) -> int:
+    """Bytes that each pair needs at a time: sums, and what Triton's kernel leaves by work tile if that gathers."""
+    tiles = 0 if gathers or not p.n_top else p.max_tiles * p.l_sel * (p.dims.dk + p.dims.dv)
+    return 4 * (p.S * sum(_widths(p, gathers=gathers, window=window)) + tiles)
 
 
 class HopperBackward:
     """Gradients of the compressed branch and of the scored blocks, some (batch, group) pairs at a time.
 
-    Those of the queries are summed in :attr:`dq` ``[most, S, heads per group, dk]`` float32, not scaled, which
-    :meth:`begin` empties for the pairs that come next.
+    Those of the queries are summed in :attr:`dq` ``[most, S, heads per group, dk]``, those of keys and values in
+    :attr:`selected` and :attr:`in_window`, each ``[most, S, dk]`` and ``[most, S, dv]``; float32, not scaled, for as
+    many pairs as run at a time. :meth:`begin` empties them for those that come next.
     """
 
     def __init__(
@@ -153,7 +164,11 @@ class HopperBackward:
         compressed and the selected branch and of the window; ``most`` pairs at a time; whether :meth:`gather` and
         :meth:`window` will be asked for."""
         self.p, self._q, self._do, self._n_tiles = p, q, do, ceil_div(p.S, tile_tokens(p))
-        self.dq = q.new_empty(most, p.S, p.hpg, p.dims.dk, dtype=torch.float32)
+        widths = _widths(p, gathers=gathers, window=window)
+        self._all = q.new_empty(most * p.S * sum(widths), dtype=torch.float32)
+        dq, *keys = (x.view(most, p.S, -1) for x in self._all.split([most * p.S * n for n in widths]))
+        self.dq = dq.view(most, p.S, p.hpg, p.dims.dk)
+        self.selected, self.in_window = tuple(keys[:2]), tuple(keys[2:])
         padded = self._n_tiles * tile_tokens(p)
         self._by_head = lse[0].new_empty(6 if window else 2, p.B * p.H * padded)
         self._by_token = lse[0].new_empty(2, p.B * p.H * p.S if gathers else 0)
@@ -162,30 +177,21 @@ class HopperBackward:
             self._by_token.shape[1], H=p.H, ALL=window, BOTH=gathers, BT=64, BH=16, **FUSED,
         )  # fmt: skip
 
-    def begin(self, count: int) -> None:
-        """Empty the sums of ``count`` pairs."""
-        self.dq[:count].zero_()
-
-    def _sums(self, n: int) -> tuple[Tensor, Tensor]:
-        p = self.p
-        dk, dv = self.dq.new_zeros(p.bg * n * (p.dims.dk + p.dims.dv)).split(
-            (p.bg * n * p.dims.dk, p.bg * n * p.dims.dv)
-        )
-        return dk.view(1, p.bg, n, p.dims.dk), dv.view(1, p.bg, n, p.dims.dv)
-
-    @functools.cached_property
-    def selected(self) -> tuple[Tensor, Tensor]:
-        """Sums of the gradients of the selected branch's keys and values, ``[1, B * G, S, .]``, not scaled."""
-        return self._sums(self.p.S)
+    def begin(self) -> None:
+        """Empty the sums."""
+        self._all.zero_()
 
     def compressed(self, kc: Tensor, vc: Tensor) -> Run:
-        """The compressed branch, ``kc, vc [B, n_cmp, G, .]``; key gradients are scaled."""
+        """The compressed branch, ``kc, vc [B, n_cmp, G, .]``; returns sums of their gradients ``[1, B * G, n_cmp, .]``
+        float32, scaled, complete once every pair has run."""
         p, tile = self.p, tile_tokens(self.p)
         n_tiles, key_tiles = self._n_tiles, ceil_div(p.n_cmp, _KEYS)
         chunk = ceil_div(_chunk_tokens(p), tile)
-        sums = self._sums(p.n_cmp)
+        n = p.bg * p.n_cmp
+        dk, dv = self.dq.new_zeros(n * (p.dims.dk + p.dims.dv)).split((n * p.dims.dk, n * p.dims.dv))
+        sums = dk.view(1, p.bg, p.n_cmp, -1), dv.view(1, p.bg, p.n_cmp, -1)
         maps = [tensor_map(x, rows=tile) for x in (self._q, self._do)] + [tensor_map(x, rows=_KEYS) for x in (kc, vc)]
-        maps.append(tensor_map(self.dq, rows=64))
+        maps.append(tensor_map(self.dq, rows=min(tile, 64)))
         all_maps, at = _MAPS[1].from_buffer_copy(b"".join(maps)), pointers(self._by_head[:2].unbind(), sums)
 
         def run(first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -198,7 +204,7 @@ class HopperBackward:
         return run
 
     def gather(self, k_sel: Tensor, v_sel: Tensor, index: Lists, part_dq: Tensor | None) -> Run:
-        """The scored blocks, ``k_sel, v_sel [B, S, G, .]``; key gradients are not scaled.
+        """The scored blocks, ``k_sel, v_sel [B, S, G, .]``: adds to :attr:`selected`, which it returns.
 
         Query gradients go to ``part_dq [most, n_pairs, heads per group, dk]``, or, if :func:`sums_queries`, to
         :attr:`dq`.
@@ -218,15 +224,8 @@ class HopperBackward:
 
         return run
 
-    def window(self, streams: tuple[Tensor, ...], part_dq: Tensor | None) -> Run:
-        """Window and forced blocks, ``k_win, v_win, k_sel, v_sel [B, S, G, .]``: adds to :attr:`dq`, to which it also
-        brings partial results ``part_dq`` of :meth:`gather` or Triton's, and to :attr:`selected`; returns sums for the
-        window. Key gradients are not scaled."""
-        sums = self._sums(self.p.S)
-        run = window_run(self.p, (self._q, self._do), self._by_head[2:], streams, self.dq, part_dq, self.selected, sums)
-
-        def both(first: int, count: int) -> tuple[Tensor, Tensor]:
-            run(first, count)
-            return sums
-
-        return both
+    def window(self, streams: tuple[Tensor, ...]) -> Callable[[int, int], None]:
+        """Window and forced blocks, ``k_win, v_win, k_sel, v_sel [B, S, G, .]``: adds to :attr:`dq`, :attr:`selected`
+        and :attr:`in_window`."""
+        queries = (self._q, self._do)
+        return window_run(self.p, queries, self._by_head[2:], streams, self.dq, self.selected, self.in_window)

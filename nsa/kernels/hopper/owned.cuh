@@ -51,16 +51,19 @@ DEVICE void query_gradients(float (&dq)[ADDED], u64 k_across, u64 ds_rows, int w
     products_close();
 }
 
-// Leaves that part to the warp that adds it to the sums in memory, once that has taken the one before.
-DEVICE void hand_over(u32 base, int w, int warp, int g, int t, const float (&dq)[ADDED]) {
-    const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
-    sync_some(4 + w, 160);
-    // Boxes of 32 columns, their 16 bytes swizzled by row as the tensor map has it.
+// Boxes of 32 columns of that part, their 16 bytes swizzled by row as the tensor map has it.
+DEVICE void store_part(u32 at_dq, int warp, int g, int t, const float (&dq)[ADDED]) {
 #if DK > 64
     store_across<BM>(at_dq, warp, g, t, dq);
 #else
     store_down(at_dq, ADDED_BYTES / 2, warp, g, t, dq);
 #endif
+}
+
+// Leaves it to the warp that adds it to the sums in memory, once that has taken the one before.
+DEVICE void hand_over(u32 base, int w, int warp, int g, int t, const float (&dq)[ADDED]) {
+    sync_some(4 + w, 160);
+    store_part(base + AT_DQ + w * ADDED_BYTES, warp, g, t, dq);
     fence_async();
     arrive_some(2 + w, 160);
 }

@@ -54,11 +54,12 @@ def rows_kernel(
 def finish_kernel(
     sums, parts, tile_offsets, out, bg0, S, NB, NL, MAX_TILES, scale,
     H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, NTOP: tl.constexpr,
 ):  # fmt: skip
     """``out [B, S, H, DIM]`` from sums ``[n, S, HPG, DIM]`` float32 times ``scale``, for ``n`` (batch, group) pairs
     from ``bg0`` on. ``PARTS``: keys, ``HPG`` is 1, and partial sums by work tile ``[n, MAX_TILES, STEP, DIM]`` come on
-    top, of which a block of ``STEP`` keys has those of its ``NL / NB`` lists. Grid (rows / STEP, n)."""
+    top, of which a block of ``STEP`` keys has those of its ``NL / NB`` lists. ``NTOP``: queries, and partial results
+    ``[n, S, NTOP, HPG, DIM]`` of their scored blocks of ``STEP`` keys come on top. Grid (rows / STEP, n)."""
     block = tl.program_id(0)
     slab = tl.program_id(1).to(tl.int64)
     bg = bg0 + tl.program_id(1)
@@ -75,5 +76,11 @@ def finish_kernel(
             last = tl.load(tile_offsets + bg * (NL + 1) + at_list + 1)
             for work in range(first, last):
                 x += tl.load(parts + ((slab * MAX_TILES + work) * STEP + i)[:, None] * DIM + c, mask=ok, other=0.0)
-    to = (b * S + row // HPG) * H + g * HPG + row % HPG
+    t = row // HPG
+    for slot in tl.static_range(NTOP):
+        # All blocks compete but the first, a token's own and the one before it.
+        found = ok & (slot < t // STEP - 2)[:, None]
+        at = ((slab * S + t) * NTOP + slot) * HPG + row % HPG
+        x += tl.load(parts + at[:, None] * DIM + c, mask=found, other=0.0).to(tl.float32)
+    to = (b * S + t) * H + g * HPG + row % HPG
     tl.store(out + to[:, None] * DIM + c, (x * scale).to(out.dtype.element_ty), mask=ok)

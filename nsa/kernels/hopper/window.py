@@ -16,10 +16,7 @@ __all__ = ["tile_tokens", "why_no_window", "window_run", "window_served"]
 _NAME, _KEYS, _BLOCK = "window_backward", 128, 64
 _RANGE = 1024
 """Tokens whose blocks of threads run side by side."""
-_STAGES, _RING = 2, 2
-_LONG, _WIDE = 16384, 8
-"""Tokens beyond which the kernel is not faster than Triton's with as many heads a group and keys of 128 channels: what
-scored blocks leave takes longer to sum than the products take."""
+_STAGES = 2
 
 
 class _Arguments(ctypes.Structure):
@@ -27,14 +24,13 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = (
         ("maps", ctypes.c_uint64 * 112), ("rows", ctypes.c_void_p * 4), ("keys", ctypes.c_void_p * 4),
-        ("queries", ctypes.c_void_p * 2), ("sizes", ctypes.c_int * 6), ("scale2", ctypes.c_float),
-        ("padding", ctypes.c_byte * 20),
+        ("sizes", ctypes.c_int * 6), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 36),
     )  # fmt: skip
 
 
 def tile_tokens(p: Problem) -> int:
     """Tokens of a tile of the kernels that walk over all tokens."""
-    return 64 if p.dims.dk > 64 else 128
+    return 48 if p.dims.dk > 128 else 64 if p.dims.dk > 64 else 128
 
 
 def _heads(p: Problem) -> int:
@@ -44,59 +40,56 @@ def _heads(p: Problem) -> int:
     return next(n for n in wanted if p.hpg % n == 0)
 
 
-def _constants(p: Problem, n_top: int) -> tuple[Constants, int]:
-    """Constants and shared memory; ``n_top`` partial results of a token are summed on the way."""
+def _constants(p: Problem) -> tuple[Constants, int]:
+    """Constants and shared memory."""
     dk, dv, tile, heads = p.dims.dk, p.dims.dv, tile_tokens(p), _heads(p)
     constants = (
-        ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("HS", heads), ("NTOP", n_top), ("W", p.w),
-        ("RANGE", _RANGE), ("STAGES", _STAGES), ("RING", _RING), ("HALF", int(p.dtype == torch.float16)),
+        ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("HS", heads), ("W", p.w), ("RANGE", _RANGE),
+        ("STAGES", _STAGES), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    row, piece = 2 * (dk + dv), next(n for n in (256, 128, 64, 1) if heads * dk % n == 0)
-    added = 2 * (tile if dk > 64 else 64) * 64 * 4
-    shared = _KEYS * row + _STAGES * tile * (row + 8) + 4 * tile * _KEYS + added + 4 * _RING * n_top * piece
-    return constants, shared + 8 * (1 + 4 * _STAGES + 2 * _RING)
+    row, added = 2 * (dk + dv), 2 * (tile if dk > 64 else 64) * 64 * 4
+    shared = _KEYS * row + _STAGES * tile * (row + 8) + 4 * tile * _KEYS + added
+    return constants, shared + 8 * (1 + 4 * _STAGES)
 
 
 def window_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_window` that lie in the problem."""
-    if p.l_sel != _BLOCK or p.n_top > 16:
-        return "sizes"
-    return "long" if p.S > _LONG and p.hpg >= _WIDE and p.dims.dk > 64 else None
+    if p.dims.dk > 128:
+        return "head_dim"
+    return "sizes" if p.l_sel != _BLOCK else None
 
 
-def why_no_window(streams: tuple[Tensor, ...], p: Problem, *, parts: bool) -> str | None:
+def why_no_window(streams: tuple[Tensor, ...], p: Problem) -> str | None:
     """None if window and forced blocks can run by Hopper's asynchronous products too, where
-    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it, and are faster so: ``sizes``, ``long`` (a sequence
-    for which Triton's kernels are as fast), ``strides``, ``build``. ``streams``: keys and values of the window and of
-    the selected branch; ``parts``: whether scored blocks leave partial results.
+    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it: ``head_dim`` (keys of 192 channels), ``sizes``,
+    ``strides``, ``build``. ``streams``: keys and values of the window and of the selected branch.
     """
     if reason := window_served(p):
         return reason
     if not all(strided(x) for x in streams):
         return "strides"
     with torch.cuda.device(streams[0].device):
-        return why_not_built(_NAME, *_constants(p, p.n_top * parts), torch.cuda.current_device())
+        return why_not_built(_NAME, *_constants(p), torch.cuda.current_device())
 
 
 def window_run(
     p: Problem, queries: tuple[Tensor, Tensor], rows: Tensor, streams: tuple[Tensor, ...], dq: Tensor,
-    part_dq: Tensor | None, selected: tuple[Tensor, Tensor], window: tuple[Tensor, Tensor],
+    selected: tuple[Tensor, Tensor], window: tuple[Tensor, Tensor],
 ) -> Callable[[int, int], None]:  # fmt: skip
     """Runs (batch, group) pairs ``first .. first + count``: adds to ``dq [most, S, heads per group, dk]``, and to sums
-    of keys and values ``[1, B * G, S, .]``.
+    of keys and values ``[most, S, .]``.
 
     ``queries``: q and dO; ``rows [4, .]``: what scores lose and dO . o by head, of the selected branch, then of the
-    window; ``part_dq [most, n_pairs, heads per group, dk]``.
+    window.
     """
-    tile, n_top = tile_tokens(p), 0 if part_dq is None else p.n_top
+    tile = tile_tokens(p)
     maps = b"".join(tensor_map(x, rows=tile) for x in queries) + b"".join(tensor_map(x, rows=_KEYS) for x in streams)
     all_maps = (ctypes.c_uint64 * 112).from_buffer_copy(maps + tensor_map(dq, rows=64))
     at = pointers(
-        (rows[2], rows[0], rows[3], rows[1]), (window[0], selected[0], window[1], selected[1]),
-        (dq if part_dq is None else part_dq, dq),
+        (rows[2], rows[0], rows[3], rows[1]), (window[0], selected[0], window[1], selected[1])
     )  # fmt: skip
     ranges, tiles = ceil_div(p.S, _RANGE), ceil_div(p.S, tile)
-    constants = _constants(p, n_top)
+    constants = _constants(p)
     of_range = 2 * (_RANGE // _KEYS) + _RANGE // 512
 
     def run(first: int, count: int) -> None:

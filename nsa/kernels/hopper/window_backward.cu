@@ -4,11 +4,9 @@
 // the window; blocks for the tokens of their own block and the next one; or block 0 for all later tokens, some of them. Blocks
 // for the same RANGE of tokens and the same heads run side by side, so that queries, and the sums of their gradients, stay in
 // the L2 cache. One warp brings tiles by tensor maps, one adds finished query gradients to global memory, and two warpgroups
-// of 64 keys each do five products a tile, as in dense_backward.cu. Two warps sum the partial results that the scored blocks
-// left for the queries: memory is read while products run.
+// of 64 keys each do five products a tile, as in dense_backward.cu.
 //
-// Constants: DK, DV (multiples of 64), BM, HPG (heads per group), HS, NTOP (partial results of a token, 0 for none), W (window),
-// RANGE, STAGES, RING (partial results on their way, for each of two warps), HALF.
+// Constants: DK, DV (multiples of 64), BM, HPG (heads per group), HS, W (window), RANGE, STAGES, HALF.
 
 constexpr int BN = 128, BLOCK = 64, DKC = DK / 64, DVC = DV / 64;
 // Queries' gradient: 64 of its columns for each warpgroup, transposed; or, if it has but 64, 64 of its rows.
@@ -16,24 +14,19 @@ constexpr bool ACROSS = DK > 64;
 static_assert(ACROSS ? DK == 128 : BM == 128, "a warpgroup takes 64 rows of the queries' gradient");
 // What a block owns among those of a range: keys of the window, keys of blocks, tokens beyond block 0.
 constexpr int KEY_TILES = RANGE / BN, SINK_TOKENS = 512, ITEMS = 2 * KEY_TILES + RANGE / SINK_TOKENS;
-// Elements of a token's partial results that a warp sums at a time.
-constexpr int PIECE = HS * DK % 256 == 0 ? 256 : HS * DK % 128 == 0 ? 128 : 64, PIECES = HS * DK / PIECE;
 
-constexpr int CHUNK_BYTES = BM * 128, K_CHUNK_BYTES = BN * 128, PIECE_BYTES = PIECE * 2, PART_BYTES = NTOP * PIECE_BYTES;
+constexpr int CHUNK_BYTES = BM * 128, K_CHUNK_BYTES = BN * 128;
 constexpr int ADDED_BYTES = (ACROSS ? BM : 64) * 64 * 4;
 constexpr int AT_K = 0, AT_V = AT_K + DKC * K_CHUNK_BYTES, AT_Q = AT_V + DVC * K_CHUNK_BYTES;
 constexpr int AT_DO = AT_Q + STAGES * DKC * CHUNK_BYTES, AT_DS = AT_DO + STAGES * DVC * CHUNK_BYTES;
-constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_PARTS = AT_DQ + 2 * ADDED_BYTES;
-constexpr int AT_SHIFT = AT_PARTS + 2 * RING * PART_BYTES, AT_DELTA = AT_SHIFT + STAGES * BM * 4;
-constexpr int AT_BARRIERS = AT_DELTA + STAGES * BM * 4;
-static_assert(HPG % HS == 0 && RANGE % SINK_TOKENS == 0 && NTOP <= 32, "sizes that are served");
+constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_SHIFT = AT_DQ + 2 * ADDED_BYTES;
+constexpr int AT_DELTA = AT_SHIFT + STAGES * BM * 4, AT_BARRIERS = AT_DELTA + STAGES * BM * 4;
+static_assert(HPG % HS == 0 && RANGE % SINK_TOKENS == 0, "sizes that are served");
 
 struct Arguments {
     TensorMap q, d_o, k_win, v_win, k_sel, v_sel, dq;  // dq [pairs of this launch, S, H / G, DK], added to
     const float *shift[2], *delta[2];                  // of the window, of the blocks: [B * H, padded]
-    float *dk[2], *dv[2];                              // the same: [B * G, S, DK or DV], added to
-    const unsigned short *parts;                       // [pairs of this launch, S, NTOP, H / G, DK]
-    float *sums;                                       // dq again
+    float *dk[2], *dv[2];                              // the same: [pairs of this launch, S, DK or DV], added to
     int S, H, G, first, tiles, ranges;                 // first pair of batch and group
     float scale2;
 };
@@ -70,13 +63,7 @@ DEVICE Place place_of(const Arguments &a) {
     return x;
 }
 
-// Scored blocks of a token: all that compete, as far as there are so many.
-DEVICE int scored_of(int t) { return min(max(t / BLOCK - 2, 0), NTOP); }
-
 #include "owned.cuh"
-
-// Barriers after those: partial results there.
-DEVICE u32 bar_part(u32 base, int entry) { return base + AT_BARRIERS + 8 + STAGES * 32 + entry * 8; }
 
 DEVICE void bring(const Arguments &a, const Place &x, u32 base) {
     const u32 keys = bar_keys(base);
@@ -130,51 +117,6 @@ DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int lane) {
             __syncwarp();
         }
     if (lane == 0) put_done();
-}
-
-// Sums what the scored blocks left for the queries of the window's 128 tokens; warp `w` of two takes every other piece.
-DEVICE void merge(const Arguments &a, const Place &x, u32 base, int w, int lane) {
-#if NTOP
-    const int begin = max(x.n0, 3 * BLOCK), pieces = (min(x.n0 + BN, a.S) - begin) * PIECES;
-    const u32 at = base + AT_PARTS + w * RING * PART_BYTES;
-    auto fetch = [&](int i) {
-        const int piece = 2 * i + w, t = begin + piece / PIECES, slots = scored_of(t);
-        if (piece >= pieces) return;
-        const u32 bar = bar_part(base, w * RING + i % RING);
-        if (lane == 0) barrier_expect(bar, slots * PIECE_BYTES);
-        __syncwarp();
-        if (lane < slots)
-            copy_bytes(at + i % RING * PART_BYTES + lane * PIECE_BYTES,
-                       a.parts + ((((long long)x.pair * a.S + t) * NTOP + lane) * HPG + x.head) * DK + piece % PIECES * PIECE,
-                       PIECE_BYTES, bar);
-    };
-    for (int i = 0; i < RING; i++) fetch(i);
-    for (int i = 0; 2 * i + w < pieces; i++) {
-        const int piece = 2 * i + w, t = begin + piece / PIECES, slots = scored_of(t);
-        const u32 from = at + i % RING * PART_BYTES + lane * 16;
-        float sum[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) sum[j] = 0.f;
-        barrier_wait(bar_part(base, w * RING + i % RING), i / RING & 1);
-        if (lane * 8 < PIECE)
-            for (int s = 0; s < slots; s++) {
-                float e[4];
-                load_four(from + s * PIECE_BYTES, e[0], e[1], e[2], e[3]);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    sum[2 * j] += low_of(__float_as_uint(e[j]));
-                    sum[2 * j + 1] += high_of(__float_as_uint(e[j]));
-                }
-            }
-        __syncwarp();
-        fetch(i + RING);
-        if (lane * 8 < PIECE) {
-            float *to = a.sums + (((long long)x.pair * a.S + t) * HPG + x.head) * DK + piece % PIECES * PIECE + lane * 8;
-            add_four(to, sum[0], sum[1], sum[2], sum[3]);
-            add_four(to + 4, sum[4], sum[5], sum[6], sum[7]);
-        }
-    }
-#endif
 }
 
 // Probabilities of tokens before `since` and from `until` on become 0, for each of a lane's two keys.
@@ -275,7 +217,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             phase ^= 1;
         }
     }
-    const long long out = (long long)x.bg * a.S;
+    const long long out = (long long)x.pair * a.S;
     const int key = lowest + 16 * warp + g, n_keys = x.kind == 2 ? BLOCK : a.S;
     add_keys<DK>(a.dk[x.kind > 0] + out * DK, dk, key, n_keys, t, 1.f);
     add_keys<DV>(a.dv[x.kind > 0] + out * DV, dv, key, n_keys, t, 1.f);
@@ -288,17 +230,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) window_backward(const __gri
     if (x.tile_begin >= x.tile_end) return;
     if (threadIdx.x == 0) {
         begin(a, base);
-        for (int i = 0; i < 2 * RING; i++) barrier_init(bar_part(base, i), 1);
         barrier_init_done();
     }
     __syncthreads();
     if (warp < 4) {
-        give_registers<NTOP ? 40 : 24>();
+        give_registers<24>();
         if (threadIdx.x == 0) bring(a, x, base);
         if (warp == 1) add_up(a, x, base, lane);
-        if (warp > 1 && x.kind == 0) merge(a, x, base, warp - 2, lane);
     } else {
-        take_registers<NTOP ? 232 : 240>();
+        take_registers<240>();
         consume(a, x, base, warp / 4 - 1);
     }
 }

@@ -15,11 +15,17 @@ from nsa.attention.geometry import Geometry
 from nsa.kernels import step
 from nsa.kernels.cluster import why_no_cluster
 from nsa.kernels.decode_plan import DecodeSizes
+from nsa.kernels.precompile import Shape
 
 pytestmark = pytest.mark.gpu
 
 CACHES = ("k_raw", "v_raw", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win")
 SHAPES = {"125M": (12, 2, 64, 64), "wide": (64, 4, 128, 128), "paper": (64, 4, 192, 128), "mha": (12, 12, 64, 64)}
+
+BATCHES = [("125M", 1), ("125M", 8), ("wide", 8), ("paper", 3), ("mha", 3)]
+STEPS = [
+    Shape(20_100, *SHAPES[name], B=batch) for name, batch in [*BATCHES, *((name, 2) for name in SHAPES), ("125M", 150)]
+]
 
 
 def filled(shape: tuple[int, ...], *, batch: int, length: int, max_len: int = 20_100) -> NSACache:
@@ -107,7 +113,7 @@ def test_one_step_equals_torch(name: str) -> None:
         assert_same(*attention(q, gates, cache, lengths), q, gates, cache)
 
 
-@pytest.mark.parametrize(("name", "batch"), [("125M", 1), ("125M", 8), ("wide", 8), ("paper", 3), ("mha", 3)])
+@pytest.mark.parametrize(("name", "batch"), BATCHES)
 def test_a_step_in_one_launch_stores_the_position_and_equals_torch(name: str, batch: int, by: str) -> None:
     if by == "clusters":
         assert why_no_cluster(*sized(SHAPES[name], batch)) == ("shared_memory" if name == "paper" else None)

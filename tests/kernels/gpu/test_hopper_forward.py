@@ -11,15 +11,10 @@ from torch import Tensor
 from benchmarks.kernels_device import SIZES, poison
 from nsa.kernels import launch, problem
 from nsa.kernels.hopper import combine, forward
-from nsa.kernels.precompile import Shape, warm
+from nsa.kernels.precompile import Shape
 from nsa.kernels.problem import Problem
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="not a Hopper GPU"
-    ),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
 
 CASES = {
     "16 heads a group": (1, 1100, 32, 2, 128, 128, torch.bfloat16),
@@ -35,13 +30,8 @@ CASES = {
     "one compressed token": (1, 40, 8, 2, 128, 128, torch.bfloat16),
     "long": (1, 16384, 32, 2, 128, 128, torch.bfloat16),
 }
+PROBLEMS = [Shape(S, H, G, Dk, Dv, dtype, B=B) for B, S, H, G, Dk, Dv, dtype in CASES.values()]
 Streams = tuple[Tensor, ...]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        warm([Shape(S, H, G, Dk, Dv, dtype, B=B) for B, S, H, G, Dk, Dv, dtype in CASES.values()])
 
 
 @pytest.fixture(autouse=True)

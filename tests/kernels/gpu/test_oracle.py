@@ -1,7 +1,4 @@
-"""The kernels on a GPU against the float64 oracle: fixed shapes and 50 random ones, with freed memory poisoned by NaN.
-
-Compiling takes most of the time; all kernels are compiled in parallel first, on all cores.
-"""
+"""The kernels on a GPU against the float64 oracle: fixed shapes and 50 random ones, freed memory poisoned by NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.kernels_device import SMALL, check_small
-from nsa.kernels.precompile import Shape, warm
+from nsa.kernels.precompile import Shape
 
 pytestmark = pytest.mark.gpu
 
@@ -36,11 +33,7 @@ def random_case(seed: int) -> tuple[Any, ...]:
 CASES = {f"fixed-{i}": case for i, case in enumerate(SMALL)} | {f"random-{i}": random_case(i) for i in range(N_RANDOM)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return  # the compiling processes are forked, which a CUDA context does not survive
-    warm([Shape(S, H, G, Dk, Dv, dtype, B=B, sizes=sizes) for B, S, H, G, Dk, Dv, dtype, sizes in CASES.values()])
+PROBLEMS = [Shape(S, H, G, Dk, Dv, dtype, B=B, sizes=sizes) for B, S, H, G, Dk, Dv, dtype, sizes in CASES.values()]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -88,8 +88,8 @@ def gather_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
                     dq[0, (bg - first) * n_pairs + pair] = a
                 else:
                     dq[bg - first, t] += a
-                dk[0, bg, keys] += c
-                dv[0, bg, keys] += e
+                dk[bg - first, keys] += c
+                dv[bg - first, keys] += e
 
 
 def window_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
@@ -111,14 +111,8 @@ def window_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
             some = (q[b, :, h], do[b, :, h], k[b, :, g], v[b, :, g], rows[i][b * H + h, :S], rows[2 + i][b * H + h, :S])
             a, c, e = gradients(*some, seen & (n <= t), given.scale2)
             dq[pair, :, head] += a
-            to_k[0, first + pair] += c
-            to_v[0, first + pair] += e
-    if not of["NTOP"]:
-        return
-    parts = tensors.at[given.queries[0]].view(len(dq), S, of["NTOP"], of["HPG"], -1)
-    slots = torch.arange(of["NTOP"])[None, :] < (torch.arange(S)[:, None] // of["LS"] - 2)
-    assert tensors.at[given.queries[1]] is dq
-    dq += torch.where(slots[None, :, :, None, None], parts, 0.0).sum(2)
+            to_k[pair] += c
+            to_v[pair] += e
 
 
 KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
@@ -126,18 +120,22 @@ KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("windows", [True, False], ids=["window", "window by Triton"])
+@pytest.mark.parametrize(
+    ("windows", "dk"),
+    [(True, 16), (False, 16), (False, 48)],
+    ids=["window", "window by Triton", "keys in two parts"],
+)
 @pytest.mark.parametrize(
     ("parts", "gathers", "scratch"),
     [(True, True, 4 << 30), (True, True, 1), (False, True, 1), (True, False, 1)],
     ids=["partial results", "pair by pair", "sums", "Triton gathers pair by pair"],
 )
 def test_gradients_equal_those_of_tritons_kernels(
-    parts: bool, gathers: bool, scratch: int, windows: bool, monkeypatch: pytest.MonkeyPatch
+    parts: bool, gathers: bool, scratch: int, windows: bool, dk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gen = torch.Generator().manual_seed(0)
     B, S, H, G, dim = 2, 40, 4, 2, 16
-    shapes = [(B, S, H, dim), *[(B, S, G, dim)] * 6, (B, S, H, 3)]
+    shapes = [(B, S, H, dk), *[(B, S, G, dk), (B, S, G, dim)] * 3, (B, S, H, 3)]
     x = [torch.randn(shape, generator=gen).requires_grad_() for shape in shapes]
 
     def found() -> tuple[Tensor, ...]:
