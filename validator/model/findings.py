@@ -57,6 +57,7 @@ ANSWERS: Mapping[str, str] = {
     "not-significant": "`repeats`, `choose.min_effect`",
     "oom": "`args`, `on_failure`",
     "over-budget": "`timeout`, `steps`",
+    "path-through-host": "",
     "periodic-stall": "`pause_every`",
     "port-in-use": "`retries`",
     "random-data-floor": "`args` (data)",
