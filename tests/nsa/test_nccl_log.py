@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nsa import collectives
 from nsa.nccl_log import Connections, NcclLog
+from nsa.parallel import World
 
 
 def read(*texts: str, who: str = "node:41:41 [0]") -> Connections:
@@ -171,6 +173,32 @@ def test_copies_are_measured_where_a_connection_is_not_direct_or_none_is_known()
     assert [collectives._to_measure(unknown, range(3), rank) for rank in range(3)] == [[1], [2], [0]]
     assert collectives._to_measure([_said(via=[[0, 1, "P2P/IPC"]]), _said(via=[[1, 0, "P2P/IPC"]])], range(2), 0) == []
     assert collectives._to_measure([_said(far=["NET/IB/0"])] * 2, range(1), 0) == []
+
+
+def test_the_record_of_two_ranks_that_talk_through_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 of two sees it: its own log, the other's part, and copies to the GPU that both see."""
+    log = NcclLog.begin("0", tmp_path, env := {"NCCL_P2P_DISABLE": "1"})
+    said = ["NCCL_P2P_DISABLE set by environment to 1", "NCCL_ALGO set by environment to RING", *SWITCHED.splitlines()]
+    said += ["Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"]
+    log.path.write_text("".join(f"vm:41:41 [0] NCCL INFO {line}\n" for line in said))
+    cuda, turns = torch.device("cuda", 0), list[None]()
+    monkeypatch.setattr(collectives, "_everyones", lambda mine, world: [mine, [] if isinstance(mine, list) else mine])
+    monkeypatch.setattr(collectives, "_uuid", lambda device: f"uuid{device.index}")
+    monkeypatch.setattr(collectives, "_copied", lambda device, other: {"gb_s": 371.0, "to_index": other.index})
+    monkeypatch.setattr(collectives.dist, "barrier", lambda: turns.append(None))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    devices = [{"group": "0", "uuid": f"uuid{at}"} for at in range(2)]
+    found = collectives.connections(World(0, 0, 2, cuda, "nccl"), log, devices)
+    assert found["copies"] == [{"from": 0, "to": 1, "gb_s": 371.0, "to_index": 1}]
+    assert len(turns) == 2, "each rank of a machine has its turn, also where it measures nothing"
+    first = found["ranks"][0]
+    assert (first["log"], first["via"]) == ("nccl_rank0.txt", [(0, 1, "SHM/direct/direct")])
+    assert first["configured"] == ["NCCL_ALGO"], "which the environment did not hold"
+    assert first["gpus"]["1"] == {"id": "0-70", "links": ["NVS/0-0"]}
+    apart = [{"group": None, "uuid": ""}, {"group": None, "uuid": ""}]
+    found = collectives.connections(World(0, 0, 2, cuda, "nccl"), log, apart)
+    assert (found["ranks"][0]["far"], found["copies"]) == (["SHM/direct/direct"], []), "nothing shows one machine"
+    assert env["NCCL_DEBUG"] == "INFO"
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,14 @@ _DISK = {
 }
 
 
+_KEPT_APART = RecordedCase(
+    book(train(env={"NCCL_P2P_DISABLE": 1}, accept=LOW)),
+    lambda spec: FakeRun(),
+    {"gpus": {f"gpu{at}": {"name": "NVIDIA H200", "nvlinks_active": 18, "index": at} for at in range(2)}},
+)
+
 MACHINES: tuple[Case, ...] = (
+    case("gpus-that-a-variable-keeps-apart", "a variable of NCCL", "files", "GO", _KEPT_APART, "slow-collectives"),
     _machine("gpu-that-errs", "burnin", "device-corrupts", _burnin(wrong=3)),
     _machine("gpu-that-is-slow", "burnin", "device-slow", _burnin(rate=290.0)),
     _machine("rank-that-is-late", "network", "rank-late", _left(collectives__json=json.dumps(_COLLECTIVES))),

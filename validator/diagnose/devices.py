@@ -188,7 +188,7 @@ def _by_choice(own: NetworkRecord, detours: list[Pair], settings: dict[str, str]
     named = listed([f"{name}={value}" for name, value in settings.items()])
     pairs = {" and ".join(map(own.device, one.ranks)): one for one in detours}
     return Diagnosis(
-        f"{listed(list(pairs), most=3)} do not reach each other directly, because {named} forbids it.",
+        f"{listed(list(pairs), most=3)} do not reach each other directly, because of {named}.",
         severity="info",
         because=[
             evidence(f"{' and '.join(map(own.device, one.ranks))}: {', '.join(one.by)}", one.source) for one in detours

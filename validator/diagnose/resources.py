@@ -225,7 +225,7 @@ def memory_growth(run: RunFacts) -> Iterator[Diagnosis]:
 def _growth_of_processes(run: RunFacts) -> Iterator[Diagnosis]:
     """The same by the samples of what the run's processes hold, which no trainer needs to write.
 
-    Of a soak always; of other runs where they are long enough to tell a leak from their start.
+    Of a soak always; of other runs where they are long enough to distinguish a leak from their start.
     """
     memories = run_memories(run.evidence, run.spec.warmup_steps) if run.training else []
     soaks = issubclass(run.spec.phase_model, SoakPhase)

@@ -30,19 +30,21 @@ def read_transports(found: Any, source: str) -> Transports:
             via[low, high].add(name)
     copies = {(low, high): one for low, high, one in _copies(found)}
     links = _links(ranks)
-    pairs = [_pair(ranks_of, via, links, copies, logs.get(ranks_of[0], source)) for ranks_of in sorted({*via, *copies})]
+    pairs = [
+        _pair_of(ranks_of, via, links, copies, logs.get(ranks_of[0], source)) for ranks_of in sorted({*via, *copies})
+    ]
     settings = [one.get("settings") for one in ranks]
     return Transports(
         pairs=tuple(pairs),
-        between=tuple(sorted({name for one in ranks for name in _texts(one.get("far"))})),
+        between=tuple(sorted({name for one in ranks for name in _names_in(one.get("far"))})),
         settings={
             one_line(name, limit=60): one_line(value, limit=80)
             for one in settings
             if isinstance(one, Mapping)
             for name, value in one.items()
         },
-        configured=tuple(sorted({name for one in ranks for name in _texts(one.get("configured"))})),
-        refused=tuple(dict.fromkeys(line for one in ranks for line in _texts(one.get("refused"))))[:16],
+        configured=tuple(sorted({name for one in ranks for name in _names_in(one.get("configured"))})),
+        refused=tuple(dict.fromkeys(line for one in ranks for line in _names_in(one.get("refused"))))[:16],
         version=next((text for one in ranks if (text := one_line(one.get("version") or "", limit=30))), ""),
     )
 
@@ -56,7 +58,7 @@ def path_of(names: Sequence[str] | set[str]) -> Literal["direct", "host", "netwo
     return "host" if any(_HOST.fullmatch(name) for name in names) else "network"
 
 
-def _pair(
+def _pair_of(
     ranks: tuple[int, int],
     via: Mapping[tuple[int, int], set[str]],
     links: Mapping[int, tuple[str, frozenset[str]]],
@@ -95,7 +97,7 @@ def _links(ranks: Sequence[Mapping[str, Any]]) -> dict[int, tuple[str, frozenset
         for rank, gpu in gpus.items() if isinstance(gpus, Mapping) else ():
             if isinstance(gpu, Mapping) and str(rank).isdecimal() and len(str(rank)) < 9:
                 before = known.get(int(rank), ("", frozenset()))[1]
-                known[int(rank)] = (one_line(gpu.get("id") or "", limit=40), before | {*_texts(gpu.get("links"))})
+                known[int(rank)] = (one_line(gpu.get("id") or "", limit=40), before | {*_names_in(gpu.get("links"))})
     return known
 
 
@@ -103,5 +105,5 @@ def _mappings(found: Any) -> list[Mapping[str, Any]]:
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-def _texts(found: Any) -> list[str]:
+def _names_in(found: Any) -> list[str]:
     return [one_line(one, limit=200) for one in found if isinstance(one, str)] if isinstance(found, list) else []

@@ -234,9 +234,9 @@ def _paths(run: JudgedRun) -> Found:
     if not found.known:
         return Found("SKIPPED", f"The transports are not known: NCCL{_version(record)} did not print them as expected.")
     counts = {path: [one for one in found.pairs if one.path == path] for path in _PATHS}
-    parts = [f"{plural(len(of), 'pair')} {_PATHS[path]} ({_names(of)})" for path, of in counts.items() if of]
+    parts = [f"{plural(len(of), 'pair')} {_PATHS[path]} ({_transports(of)})" for path, of in counts.items() if of]
     parts += [f"between machines {', '.join(found.between)}"] if found.between else []
-    seen = tuple(Seen(f"{_joined(one, record)}: {', '.join(one.by)}", one.source) for one in found.pairs[:8])
+    seen = tuple(Seen(f"{_pair_name(one, record)}: {', '.join(one.by)}", one.source) for one in found.pairs[:8])
     away = [one for one in found.pairs if one.path in ("host", "network")]
     note = " No NVLink is known to join those that are not direct." if away else ""
     return Found("PASS", f"{'; '.join(parts)}.{note}", evidence=seen)
@@ -245,9 +245,9 @@ def _paths(run: JudgedRun) -> Found:
 def _forced(record: NetworkRecord, run: JudgedRun) -> Found:
     """Pairs that could be direct: what NCCL takes instead, what that costs, and why."""
     pairs, found, curve = record.forced or record.outpaced, record.transports, record.all_reduce
-    named = listed([_joined(one, record) for one in pairs], most=3)
+    named = listed([_pair_name(one, record) for one in pairs], most=3)
     if record.forced:
-        how = f"reach each other {_PATHS[pairs[0].path]} ({_names(pairs)})"
+        how = f"reach each other {_PATHS[pairs[0].path]} ({_transports(pairs)})"
     else:
         how = "do not use the path between them: NCCL did not print which one it takes"
     copies = [one.copy_gb_s for one in pairs if one.copy_gb_s is not None]
@@ -258,8 +258,11 @@ def _forced(record: NetworkRecord, run: JudgedRun) -> Found:
         message += f": the all-reduce carries {format_number(curve.bus_gb_s[-1])} GB/s"
     settings = found.forbidding(pairs[0].path)
     why = [f"{name}={value} ({_origin(name, record, run)})" for name, value in settings.items()]
-    message += f". {listed(why)} forbids the direct path." if why else f". {_refusal(record)}"
-    seen = tuple(Seen(f"{_joined(one, record)}: {', '.join(one.by) or 'not known'}", one.source) for one in pairs[:8])
+    forbids = "forbids" if len(why) == 1 else "forbid"
+    message += f". {listed(why)} {forbids} the direct path." if why else f". {_refusal(record)}"
+    seen = tuple(
+        Seen(f"{_pair_name(one, record)}: {', '.join(one.by) or 'not known'}", one.source) for one in pairs[:8]
+    )
     seen += tuple(Seen(f"NCCL: {line}", pairs[0].source) for line in (*why, *found.refused[:3]))
     observed = None if curve is None else curve.bus_gb_s[-1]
     return Found("FAIL", message, observed, min(copies, default=None), seen, "GB/s")
@@ -277,11 +280,11 @@ def _origin(name: str, record: NetworkRecord, run: JudgedRun) -> str:
     return "set by the runbook" if name in run.spec.env else "set in the environment"
 
 
-def _joined(one: Pair, record: NetworkRecord) -> str:
+def _pair_name(one: Pair, record: NetworkRecord) -> str:
     return " and ".join(map(record.device, one.ranks))
 
 
-def _names(pairs: Sequence[Pair]) -> str:
+def _transports(pairs: Sequence[Pair]) -> str:
     return listed(sorted({name for one in pairs for name in one.by}))
 
 

@@ -69,6 +69,7 @@ ANSWERS: Mapping[str, str] = {
     "setting-to-blame": "",
     "silent-audit": "`env`",
     "skipped-as-pass": "`allow_skipped`",
+    "slow-collectives": "`env`",
     "slow-not-hung": "`timeout`, `watchdog.stall`",
     "stale-halt": "`trainer.args` with `{out}`",
     "straggler": "",

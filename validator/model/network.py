@@ -64,13 +64,19 @@ class Pair(NamedTuple):
 
 _DISABLES = {"NCCL_P2P_DISABLE": "direct", "NCCL_SHM_DISABLE": "host"}
 _LEVEL = "NCCL_P2P_LEVEL"
-_NO_LEVEL = ("LOC", "0")
-"""Of NCCL_P2P_LEVEL, that no two GPUs reach each other directly."""
+
+
+def forbids_peers(level: str) -> bool:
+    """Whether no two GPUs reach each other directly at that NCCL_P2P_LEVEL."""
+    return level.strip().upper() in ("LOC", "0")
 
 
 def is_on(value: str) -> bool:
     """Whether NCCL takes a variable for set: a number other than 0."""
-    return value.strip().lstrip("+-").isdecimal() and int(value.strip()) != 0
+    try:
+        return int(value) != 0
+    except ValueError:
+        return False
 
 
 class Transports(NamedTuple):
@@ -98,7 +104,7 @@ class Transports(NamedTuple):
         found = {
             name: value
             for name, value in self.settings.items()
-            if (_DISABLES.get(name) in better and is_on(value)) or (name == _LEVEL and value.upper() in _NO_LEVEL)
+            if (_DISABLES.get(name) in better and is_on(value)) or (name == _LEVEL and forbids_peers(value))
         }
         return found if "direct" in {_DISABLES.get(name, "direct") for name in found} else {}
 

@@ -153,7 +153,7 @@ def test_a_path_that_the_user_forbids_is_the_users_to_free(tmp_path: Path) -> No
         (
             test_network.connected(test_network.HOST, gpus=test_network.NO_LINKS, settings=test_network.OFF),
             {},
-            "NCCL_P2P_DISABLE=1 forbids it",
+            "because of NCCL_P2P_DISABLE=1",
         ),
         (test_network.connected(test_network.HOST, gpus=test_network.NO_LINKS), {}, None),
         (
