@@ -17,6 +17,7 @@ PROBE = (
     "collectives.py",
     "config.py",
     "interrupt.py",
+    "nccl_log.py",
     "parallel.py",
     "probe.py",
     "telemetry/__init__.py",

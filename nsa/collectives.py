@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ import torch
 import torch.distributed as dist
 
 from nsa.argument_types import positive_int
+from nsa.nccl_log import Connections, NcclLog
 from nsa.parallel import World, hand_out, measure_in_world
+from nsa.probe import peer_copy, transfer
 from nsa.telemetry.environment import software
 
 __all__ = ["COLLECTIVES", "Collective", "main", "make"]
@@ -50,6 +53,9 @@ _LEAST_S = 0.05
 """Time of one repeat, so that a late start counts for little: at 4 GiB on two H200 a single call showed 1.3 % more."""
 
 _MOST_CALLS = 50
+
+_PEER_BYTES, _PEER_REPEATS = 256 * MIB, 5
+"""Of a copy between two GPUs, which takes a millisecond over NVLink and ten through the host."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +228,60 @@ def sizes(world: World, most: int | None) -> Iterator[int]:
 def device_facts(world: World) -> dict[str, Any]:
     """What identifies the device of this rank, as far as torch knows it."""
     facts: dict[str, Any] = {"rank": world.rank, "type": world.device.type, "host": os.uname().nodename}
+    facts |= {"group": os.environ.get("GROUP_RANK")}  # ranks of one launcher are on one machine, whatever its name is
     if world.on_cuda:
         found = torch.cuda.get_device_properties(world.device)
-        facts |= {"name": found.name, "uuid": str(getattr(found, "uuid", "")), "index": world.device.index}
+        facts |= {"name": found.name, "uuid": _uuid(world.device), "index": world.device.index}
     return facts
+
+
+def connections(world: World, log: NcclLog, devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How the ranks reach each other, by NCCL's log of each, and how fast copies between GPUs are where that matters:
+    where a connection of one machine is not direct, or nothing is known of any."""
+    group = devices[world.rank]["group"]
+    mine = [at for at, one in enumerate(devices) if one["group"] == group] if group is not None else [world.rank]
+    near = range(min(mine), max(mine) + 1)  # a launcher numbers its ranks in a row
+    found = Connections.read(log.lines()).of_ranks(near, world.rank)
+    configured = sorted(name for name in found["settings"] if name not in log.given)
+    ranks = _everyones({"log": log.path.name, **found, "configured": configured}, world)
+    copies = _copies(world, near, _to_measure(ranks, near, world.rank), devices)
+    return {"ranks": ranks, "copies": [one for each in _everyones(copies, world) for one in each]}
+
+
+def _to_measure(ranks: Sequence[dict[str, Any]], near: range, rank: int) -> list[int]:
+    """The ranks of this machine to which this one copies: each pair is measured once, by its lower rank."""
+    every = [one for each in ranks for one in each["via"]]
+    if not any(one["via"] or one["far"] for one in ranks):
+        return [near[(rank - near[0] + 1) % len(near)]] if len(near) > 1 else []
+    pairs = {tuple(sorted(one[:2])) for one in every}
+    direct = {tuple(sorted(one[:2])) for one in every if one[2].startswith("P2P/")}
+    return sorted(other for low, other in pairs - direct if low == rank and other in near)
+
+
+def _copies(world: World, near: range, to: Sequence[int], devices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copies to the GPUs of other ranks as far as this process sees them, one rank of a machine after the other."""
+    visible = {_uuid(torch.device("cuda", at)): at for at in range(torch.cuda.device_count())}
+    found: list[dict[str, Any]] = []
+    for turn in range(max(_everyones(len(near) if to else 0, world))):
+        for other in to if near[0] + turn == world.rank else ():
+            at = visible.get(devices[other].get("uuid") or "unknown")
+            if at is None or at == world.device.index:
+                continue
+            with suppress(RuntimeError):  # no memory left there, say: then it is not known, and the others wait for us
+                found.append({"from": world.rank, "to": other, **_copied(world.device, torch.device("cuda", at))})
+        dist.barrier()
+    return found
+
+
+def _copied(device: torch.device, other: torch.device) -> dict[str, Any]:
+    """GB/s from one GPU to another and, the better direction, between the first and the host."""
+    peer = peer_copy(device, other, _PEER_BYTES, _PEER_REPEATS)
+    host = (transfer(device, _PEER_BYTES, _PEER_REPEATS, to_device=to_device) for to_device in (True, False))
+    return {"gb_s": peer["value"], "direct": peer["direct"], "host_gb_s": max(one["value"] for one in host)}
+
+
+def _uuid(device: torch.device) -> str:
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
 def _skipped(name: str, world: World) -> str | None:
@@ -237,8 +293,10 @@ def _skipped(name: str, world: World) -> str | None:
     return None
 
 
-def record_of(world: World, *, most: int | None, repeats: int, only: Sequence[str]) -> dict[str, Any]:
-    """Everything that was measured, the same on every rank."""
+def record_of(
+    world: World, *, most: int | None, repeats: int, only: Sequence[str], log: NcclLog | None = None
+) -> dict[str, Any]:
+    """Everything that was measured, the same on every rank; `log` is what NCCL writes."""
     found: dict[str, Any] = {}
     skipped: dict[str, str] = {}
     for name in (one for one in COLLECTIVES if world.size > 1 and (not only or one in only)):
@@ -249,13 +307,16 @@ def record_of(world: World, *, most: int | None, repeats: int, only: Sequence[st
         found[name] = [measure(name, world, n_bytes, repeats) for n_bytes in sizes(world, most)]
         if world.on_cuda:
             torch.cuda.empty_cache()
+    devices = _everyones(device_facts(world), world)
+    reached = connections(world, log, devices) if log is not None and world.on_cuda and found else {}
     return {
         "schema_version": SCHEMA_VERSION,
         **software(world.device),
         "backend": world.backend,
         "world_size": world.size,
         "repeats": repeats,
-        "devices": _everyones(device_facts(world), world),
+        "devices": devices,
+        "connections": reached,
         "collectives": found,
         "skipped": skipped,
     }
@@ -277,12 +338,22 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print or write rank 0's record; 0, 2 when there is no such device, 130 when interrupted."""
     args = _parser().parse_args(argv)
+    rank = os.environ.get("RANK") if args.device != "cpu" else None
+    log = NcclLog.begin(rank, args.out.parent if args.out else None) if rank is not None else None
+    done = False
 
     def work(world: World) -> None:
-        hand_out(record_of(world, most=args.max_bytes, repeats=args.repeats, only=args.only), world, args.out)
+        nonlocal done
+        record = record_of(world, most=args.max_bytes, repeats=args.repeats, only=args.only, log=log)
+        hand_out(record, world, args.out)
+        done = True
 
     place, lost = Path(os.curdir), "; nothing was written"
-    return measure_in_world("nsa.collectives", work, device=args.device, timeout_s=120.0, out=place, lost=lost)
+    try:
+        return measure_in_world("nsa.collectives", work, device=args.device, timeout_s=120.0, out=place, lost=lost)
+    finally:
+        if log is not None:
+            log.end(failed=not done)
 
 
 if __name__ == "__main__":

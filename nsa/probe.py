@@ -28,7 +28,7 @@ from nsa.argument_types import positive_int
 from nsa.parallel import World, hand_out, measure_in_world
 from nsa.telemetry.environment import software
 
-__all__ = ["bus_bandwidth_gb_s", "main", "probe"]
+__all__ = ["bus_bandwidth_gb_s", "main", "peer_copy", "probe", "transfer"]
 
 SCHEMA_VERSION = 1
 GB = 1e9
@@ -86,7 +86,8 @@ def _in_turn(world: World, work: Callable[[], dict[str, Any]]) -> dict[str, Any]
     return mine
 
 
-def _transfer(device: torch.device, n_bytes: int, repeats: int, *, to_device: bool) -> dict[str, Any]:
+def transfer(device: torch.device, n_bytes: int, repeats: int, *, to_device: bool) -> dict[str, Any]:
+    """The rate of copies between pinned memory of the host and a GPU."""
     host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(n_bytes, dtype=torch.uint8, device=device)
     source, target = (host, there) if to_device else (there, host)
@@ -94,10 +95,9 @@ def _transfer(device: torch.device, n_bytes: int, repeats: int, *, to_device: bo
     return _rate(n_bytes / GB, "GB/s", timing, bytes=n_bytes, memory="pinned")
 
 
-def _peer(device: torch.device, n_bytes: int, repeats: int) -> dict[str, Any]:
-    """Copy from this device to the next visible one."""
+def peer_copy(device: torch.device, other: torch.device, n_bytes: int, repeats: int) -> dict[str, Any]:
+    """The rate of copies from this GPU to another one, and whether the driver lets them reach each other."""
     assert device.index is not None
-    other = torch.device("cuda", (device.index + 1) % torch.cuda.device_count())
     source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     target = torch.empty(n_bytes, dtype=torch.uint8, device=other)
 
@@ -107,6 +107,13 @@ def _peer(device: torch.device, n_bytes: int, repeats: int) -> dict[str, Any]:
 
     direct = torch.cuda.can_device_access_peer(device.index, other.index or 0)
     return _rate(n_bytes / GB, "GB/s", _seconds(copy, device, repeats=repeats), bytes=n_bytes, direct=direct)
+
+
+def _peer(device: torch.device, n_bytes: int, repeats: int) -> dict[str, Any]:
+    """Copy from this device to the next visible one."""
+    assert device.index is not None
+    other = torch.device("cuda", (device.index + 1) % torch.cuda.device_count())
+    return peer_copy(device, other, n_bytes, repeats)
 
 
 def bus_bandwidth_gb_s(n_bytes: int, world_size: int, seconds: float) -> float:
@@ -139,8 +146,8 @@ def probe(world: World, *, gemm_size: int, mib: int, repeats: int, only: Collect
         "gemm_bf16": (True, lambda: _gemm(device, gemm_size, torch.bfloat16, repeats)),
         "gemm_fp32": (not cuda, lambda: _gemm(device, gemm_size, torch.float32, repeats)),
         "copy": (True, lambda: _copy(device, n_bytes, repeats)),
-        "host_to_device": (cuda, lambda: _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=True))),
-        "device_to_host": (cuda, lambda: _in_turn(world, lambda: _transfer(device, n_bytes, repeats, to_device=False))),
+        "host_to_device": (cuda, lambda: _in_turn(world, lambda: transfer(device, n_bytes, repeats, to_device=True))),
+        "device_to_host": (cuda, lambda: _in_turn(world, lambda: transfer(device, n_bytes, repeats, to_device=False))),
         "peer_to_peer": (peers, lambda: _in_turn(world, lambda: _peer(device, n_bytes, repeats))),
         "all_reduce": (world.size > 1, lambda: _all_reduce(world, n_bytes, repeats)),
     }

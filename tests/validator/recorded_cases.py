@@ -279,6 +279,21 @@ _COLLECTIVES = {
     "devices": [{"rank": at, "index": at, "name": "NVIDIA H200"} for at in range(2)],
     "collectives": {"broadcast": [_LATE, {**_LATE, "bytes": 2**21}]},
 }
+_THROUGH_HOST = {
+    **_COLLECTIVES,
+    "collectives": {},
+    "connections": {
+        "ranks": [
+            {
+                "log": f"nccl_rank{at}.txt",
+                "via": [[at, 1 - at, "SHM/direct/direct"]],
+                "settings": {"NCCL_P2P_DISABLE": "1"},
+                "gpus": {str(at): {"id": f"0-{at}", "links": ["NVS/0-0"]}},
+            }
+            for at in range(2)
+        ]
+    },
+}
 _PROBE = {
     "gemm_bf16": {"value": 690.0, "best": 790.0},
     "copy": {"value": 4150.0},
@@ -295,10 +310,23 @@ _DISK = {
 }
 
 
+_KEPT_APART = RecordedCase(
+    book(train(env={"NCCL_P2P_DISABLE": 1}, accept=LOW)),
+    lambda spec: FakeRun(),
+    {"gpus": {f"gpu{at}": {"name": "NVIDIA H200", "nvlinks_active": 18, "index": at} for at in range(2)}},
+)
+
 MACHINES: tuple[Case, ...] = (
+    case("gpus-that-a-variable-keeps-apart", "a variable of NCCL", "files", "GO", _KEPT_APART, "slow-collectives"),
     _machine("gpu-that-errs", "burnin", "device-corrupts", _burnin(wrong=3)),
     _machine("gpu-that-is-slow", "burnin", "device-slow", _burnin(rate=290.0)),
     _machine("rank-that-is-late", "network", "rank-late", _left(collectives__json=json.dumps(_COLLECTIVES))),
+    _machine(
+        "collectives-through-the-host",
+        "network",
+        "path-through-host",
+        _left(collectives__json=json.dumps(_THROUGH_HOST)),
+    ),
     _machine(
         "peer-path-through-the-host", "preflight", "link-slow", _left(probe__json=json.dumps({"ranks": [_PROBE] * 2}))
     ),

@@ -6,13 +6,14 @@ GPU, `busy-gpu` says so, and no rate accuses the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from validator.diagnose.rule import Diagnosis, PhaseFacts, RunFacts, Severity, evidence, rule
 from validator.model.bounds import ALL_REDUCE, BACK, COPY, GEMM, HOST, PEER
 from validator.model.burnin import BurninRecord
 from validator.model.machine_phases import StoragePhase
-from validator.model.network import NetworkRecord
+from validator.model.network import AS_HOST, NetworkRecord, Pair, is_on
 from validator.model.repeated_phases import DeterminismPhase
 from validator.model.verdict import Verdict
 from validator.text import format_number, listed, plural
@@ -142,13 +143,102 @@ def devices_differ(phase: PhaseFacts) -> Iterator[Diagnosis]:
 
 _LINKS = (HOST, BACK, PEER, ALL_REDUCE, "collective.all_reduce_bus_gb_s")
 
-_AS_HOST = 1.25
-"""A path between GPUs that carries at most so much more than one to the host goes over the same PCIe, or through it."""
+
+@rule("path-through-host", "warning", of="phase")
+def path_through_host(phase: PhaseFacts) -> Iterator[Diagnosis]:
+    """Collectives take a slower path than there is: through the host's memory where NVLink joins two GPUs, or over
+    sockets where InfiniBand ports are active."""
+    failed = list(_failed(phase, "paths"))
+    for run in phase.runs:
+        own = run.evidence.own
+        if not isinstance(own, NetworkRecord):
+            continue
+        for verdict in failed:
+            yield Diagnosis(
+                verdict.message, because=verdict.evidence, next_step=_free_path(own), command=_PEERS, run=run
+            )
+        detours = [one for one in own.transports.pairs if one.path in ("host", "network")]
+        if not failed and detours and (settings := own.transports.forbidding(detours[0].path)):
+            yield _by_choice(own, detours, settings, run)
+        yield from _sockets(own, run)
+
+
+_PEERS = "nvidia-smi topo -p2p r"
+
+
+def _free_path(own: NetworkRecord) -> str:
+    """What to do about GPUs that NVLink joins and that do not use it."""
+    pair = (own.forced or own.outpaced)[0]
+    settings = own.transports.forbidding(pair.path)
+    if settings:
+        return (
+            f"Unset {listed(list(settings))} (runbook, shell, container, /etc/nccl.conf, ~/.nccl.conf), and run this "
+            "phase again: trainers inherit it. Where nothing sets it any more, ticket.txt is the text for the provider."
+        )
+    return (
+        "See whether the driver lets the GPUs reach each other (nvidia-smi topo -p2p r: OK between all; "
+        "nvidia-smi topo -m: NV#), whether an IOMMU that translates or ACS is on, and whether the container has all "
+        "GPUs and a shared memory of its own (--ipc=host). Where they are as they should be, ticket.txt is the text "
+        "for the provider."
+    )
+
+
+def _by_choice(own: NetworkRecord, detours: list[Pair], settings: dict[str, str], run: RunFacts) -> Diagnosis:
+    """GPUs that PCIe alone joins, which a variable keeps apart: nobody has measured what they lose."""
+    named = listed([f"{name}={value}" for name, value in settings.items()])
+    pairs = {" and ".join(map(own.device, one.ranks)): one for one in detours}
+    return Diagnosis(
+        f"{listed(list(pairs), most=3)} do not reach each other directly, because of {named}.",
+        severity="info",
+        because=[
+            evidence(f"{' and '.join(map(own.device, one.ranks))}: {', '.join(one.by)}", one.source) for one in detours
+        ],
+        next_step=f"Measure without {listed(list(settings))}: over PCIe the direct path is often the faster one.",
+        command=_PEERS,
+        run=run,
+    )
+
+
+def _sockets(own: NetworkRecord, run: RunFacts) -> Iterator[Diagnosis]:
+    """NCCL between machines over sockets, while ports that need no kernel are active."""
+    if not any(name.startswith("NET/Socket/") for name in own.transports.between):
+        return
+    ports = sorted(
+        {name for facts in (run.machine, *(one.facts for one in run.evidence.nodes)) for name in _active(facts)}
+    )
+    if not ports:
+        return
+    set_so = [
+        f"{name}={value}"
+        for name, value in own.transports.settings.items()
+        if (name == "NCCL_IB_DISABLE" and is_on(value)) or name in ("NCCL_NET", "NCCL_IB_HCA", "NCCL_NET_PLUGIN")
+    ]
+    yield Diagnosis(
+        f"Collectives between machines go over sockets (NET/Socket), though {listed(ports)} "
+        f"{'is' if len(ports) == 1 else 'are'} active{f'; set: {listed(set_so)}' if set_so else ''}.",
+        severity="info",
+        because=[evidence(f"between machines: {', '.join(own.transports.between)}", own.source)],
+        next_step="Let NCCL use the ports: unset NCCL_IB_DISABLE and NCCL_NET, give the container /dev/infiniband and "
+        "libibverbs, and see with NCCL_DEBUG=INFO why NET/IB finds no device.",
+        command="ibstat",
+        run=run,
+    )
+
+
+def _active(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The InfiniBand and RoCE ports of a snapshot through which data can pass."""
+    paths = facts.get("paths")
+    ports = paths.get("ports") if isinstance(paths, Mapping) else None
+    for name, port in ports.items() if isinstance(ports, Mapping) else ():
+        if isinstance(port, Mapping) and port.get("state") == "ACTIVE" and port.get("kind") in ("InfiniBand", "RoCE"):
+            yield str(name)
 
 
 @rule("link-slow", "warning", of="phase")
 def link_slow(phase: PhaseFacts) -> Iterator[Diagnosis]:
     """A path between GPUs, or to the host, carries less than is known of such a machine."""
+    if any(_failed(phase, "paths")):
+        return  # which says why
     missed = list(_failed(phase, *_LINKS))
     if not missed:
         return
@@ -167,7 +257,7 @@ def link_slow(phase: PhaseFacts) -> Iterator[Diagnosis]:
 def _through_host(run: RunFacts) -> str:
     """Where GPUs with NVLink copy to each other no faster than to the host: a sentence, else nothing."""
     peer, host = run.scalar(PEER), max(filter(None, (run.scalar(HOST), run.scalar(BACK))), default=None)
-    if peer is None or host is None or peer > _AS_HOST * host:
+    if peer is None or host is None or peer > AS_HOST * host:
         return ""
     return (
         f"GPUs copy to each other at {format_number(peer)} GB/s, no faster than to the host "

@@ -8,7 +8,8 @@ import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.result import Series
-from validator.stats.growth import COLUMN, LONG_RUN_S, run_memories
+from validator.model.runbook import SoakPhase
+from validator.stats.growth import COLUMN, LONG_RUN_S, outlasts_start, run_memories
 from validator.text import format_duration, format_percent
 
 HEADROOM = 0.10
@@ -222,12 +223,18 @@ def memory_growth(run: RunFacts) -> Iterator[Diagnosis]:
 
 
 def _growth_of_processes(run: RunFacts) -> Iterator[Diagnosis]:
-    """The same by the samples of what the run's processes hold, which no trainer needs to write."""
+    """The same by the samples of what the run's processes hold, which no trainer needs to write.
+
+    Of a soak always; of other runs where they are long enough to distinguish a leak from their start.
+    """
     memories = run_memories(run.evidence, run.spec.warmup_steps) if run.training else []
+    soaks = issubclass(run.spec.phase_model, SoakPhase)
     found = [
         (memory, growth)
         for memory in memories
-        if (growth := memory.growth()) is not None and (growth.full_in_s(memory.left_mib) or 0.0) <= LONG_RUN_S
+        if (growth := memory.growth()) is not None
+        and (soaks or outlasts_start(memory, growth))
+        and (growth.full_in_s(memory.left_mib) or 0.0) <= LONG_RUN_S
     ]
     if not found:
         return

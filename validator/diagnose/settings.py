@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from validator.diagnose.rule import (
 )
 from validator.judge.config import differences, same_value
 from validator.model.arguments import changes_arithmetic
+from validator.model.network import forbids_peers, is_on
 from validator.model.result import LogHit
 from validator.model.settings import given_numbers
 from validator.stats.spacing import covered_steps
@@ -310,3 +311,60 @@ def sequential_prefill(run: RunFacts) -> Iterator[Diagnosis]:
         because=[evidence(f"prefill {shown}, seq_len {length:.0f}", run.config_path)],
         next_step="Set NSA_PREFILL_BATCHED=1 and run again.",
     )
+
+
+# Variables that keep collectives from a faster path.
+
+_DOES: Mapping[str, str] = {
+    "NCCL_P2P_DISABLE": "GPUs of one host reach each other through its memory",
+    "NCCL_P2P_LEVEL": "GPUs of one host reach each other through its memory",
+    "NCCL_SHM_DISABLE": "GPUs that cannot reach each other directly do so over the network",
+    "NCCL_IB_DISABLE": "hosts reach each other over sockets",
+    "NCCL_NET": "hosts reach each other over sockets",
+    "NCCL_NVLS_ENABLE": "nothing is reduced inside the NVLink switches",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "a GPU has one queue, in which collectives and computation may wait for each other",
+    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for, so that nothing overlaps",
+}
+
+
+@rule("slow-collectives", "info", of="run")
+def slow_collectives(run: RunFacts) -> Iterator[Diagnosis]:
+    """A variable keeps collectives from a faster path, or from overlapping with computation."""
+    cards = run.machine.get("gpus")
+    gpus = [one for one in (cards.values() if isinstance(cards, Mapping) else ()) if isinstance(one, Mapping)]
+    if not run.training or run.world_size < 2 or not gpus:
+        return
+    found = {name: value for name in _DOES if (value := _inherited(run, name)) and _slows(name, value, run, gpus)}
+    if not found:
+        return
+    said = "; ".join(f"{name}={value}: {_DOES[name]}" for name, value in found.items())
+    yield Diagnosis(
+        f"{said}.",
+        because=[evidence(f"{name}={value}") for name, value in found.items()],
+        next_step=f"Unset {' and '.join(found)} where it is not meant; a phase of kind network measures what it costs.",
+        command="validator run acceptance --only network",
+    )
+
+
+def _inherited(run: RunFacts, name: str) -> str | None:
+    """A variable of the run: given by the plan, reported by the trainer, or set where validator was started."""
+    own, env = run.variable(name), run.machine.get("env")
+    inherited = env.get(name) if isinstance(env, Mapping) else None
+    return own if own is not None or inherited is None else str(inherited)
+
+
+def _slows(name: str, value: str, run: RunFacts, gpus: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a variable with that value keeps something from this run."""
+    several = any(len(group) > 1 for group in run.spec.groups)
+    each = -(-run.world_size // max((len(group) for group in run.spec.groups), default=1))
+    if name == "NCCL_P2P_LEVEL":
+        return each > 1 and forbids_peers(value)
+    if name == "NCCL_NVLS_ENABLE":  # which NCCL uses from three GPUs on
+        return each > 2 and value.strip() == "0" and all(one.get("fabric") for one in gpus)
+    if name == "NCCL_NET":
+        return several and value.strip().lower() == "socket"
+    if name == "CUDA_DEVICE_MAX_CONNECTIONS":
+        return value.strip() == "1"
+    linked = all(one.get("nvlinks_active") for one in gpus) and not is_on(_inherited(run, "NCCL_P2P_DISABLE") or "")
+    needed = {"NCCL_P2P_DISABLE": each > 1, "NCCL_SHM_DISABLE": each > 1 and not linked, "NCCL_IB_DISABLE": several}
+    return is_on(value) and needed.get(name, True)

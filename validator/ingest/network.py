@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from validator.documents import number_at
+from validator.ingest.transports import read_transports
 from validator.model.network import Curve, FitValue, NetworkRecord
 from validator.stats.distributions import t_quantile
 from validator.text import one_line
@@ -39,6 +40,7 @@ def read_network(record: Mapping[str, Any], source: str) -> NetworkRecord:
         if isinstance(skipped, Mapping)
         else {},
         source=source,
+        transports=read_transports(record.get("connections"), source),
     )
 
 

@@ -6,14 +6,14 @@ bandwidth, with intervals. The public bounds of such a machine and the last GO s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Planner, Rule, Seen
 from validator.kinds.machine import EachDevice, processes_of, where_gpus
 from validator.model.bounds import ALL_REDUCE, NO_BOUND, bounds_for, gpu_name
 from validator.model.machine_phases import NetworkPhase
-from validator.model.network import Curve, FitValue, NetworkRecord
+from validator.model.network import Curve, FitValue, NetworkRecord, Pair
 from validator.model.runbook import Runbook
 from validator.text import (
     format_change,
@@ -44,8 +44,9 @@ class Network(EachDevice[NetworkPhase]):
     schema = NetworkPhase
     looks_back = True
     asks_unwritten = (
-        ("collectives", "late", "collective.all_reduce_bus_gb_s", "usual.NAME"),
-        "every answer is right; no rank is late; the all-reduce reaches its public bound, and each rate the last GO's",
+        ("collectives", "late", "paths", "collective.all_reduce_bus_gb_s", "usual.NAME"),
+        "every answer is right; no rank is late; GPUs that NVLink joins reach each other directly; the all-reduce "
+        "reaches its public bound, and each rate the last GO's",
     )
 
     def runs(self, phase: NetworkPhase, planner: Planner) -> Iterator[RunSpec]:
@@ -74,6 +75,8 @@ class Network(EachDevice[NetworkPhase]):
         columns = ("Size", *(f"{_title(one.name)}, {unit}" for one in record.curves for unit in ("us", "bus GB/s")))
         gathered.add_shown_table("Time of a collective by size", columns, (_row(size, record) for size in sizes))
         gathered.add_shown_table("Latency and bandwidth, t = a + n / B", _FIT_COLUMNS, map(_fit_row, record.curves))
+        pairs = (_pair_row(one, record) for one in record.transports.pairs)
+        gathered.add_shown_table("Transport of each pair of GPUs", _PAIR_COLUMNS, pairs)
 
     def criteria(self, phase: NetworkPhase, runbook: Runbook) -> Iterator[ImplicitCriterion]:
         """Right answers decide, and on GPUs that no rank is late: the cores of a CPU are shared with others."""
@@ -81,6 +84,9 @@ class Network(EachDevice[NetworkPhase]):
         late = f"no rank begins a collective {format_number(1e3 * phase.max_late)} ms after the first"
         yield ImplicitCriterion("collectives", "every answer of a collective is right", _right(gpus))
         yield ImplicitCriterion("late", late, _late(phase.max_late), required=decides)
+        if gpus > 1:
+            direct = "GPUs that NVLink joins reach each other directly"
+            yield ImplicitCriterion("paths", direct, _paths, required=lambda runs: any(map(_path_known, runs)))
 
     def measured_criteria(self, record: PhaseRecord, validation: ValidationRecord) -> Iterator[ImplicitCriterion]:
         """Whether the all-reduce reaches the public bound of such a machine, which decides, and whether each bandwidth
@@ -143,6 +149,22 @@ def _row(size: int, record: NetworkRecord) -> tuple[str | float | None, ...]:
     return tuple(cells)
 
 
+_PAIR_COLUMNS = ("GPUs", "Transport", "Path", "NVLink", "Peer copy, GB/s")
+_PATHS = {
+    "direct": "from GPU to GPU",
+    "host": "through the host's memory",
+    "network": "over the network",
+    "unknown": "not known",
+}
+
+
+def _pair_row(one: Pair, record: NetworkRecord) -> tuple[str | float | None, ...]:
+    names = " and ".join(record.device(rank).partition(" (")[0] for rank in one.ranks)
+    linked = None if one.linked is None else "yes" if one.linked else "no"
+    copied = None if one.copy_gb_s is None else _rounded(one.copy_gb_s)
+    return (names, ", ".join(one.by) or None, _PATHS[one.path], linked, copied)
+
+
 # What is judged.
 
 
@@ -196,6 +218,84 @@ def _late(limit_s: float) -> Rule:
     return rule
 
 
+def _path_known(run: JudgedRun) -> bool:
+    record = run.own(NetworkRecord)
+    return record is not None and (record.transports.known or bool(record.outpaced))
+
+
+def _paths(run: JudgedRun) -> Found:
+    """Whether GPUs that NVLink joins reach each other directly."""
+    record = _record(run)
+    if isinstance(record, Found):
+        return record
+    found = record.transports
+    if record.forced or record.outpaced:
+        return _forced(record, run)
+    if not found.known:
+        return Found("SKIPPED", f"The transports are not known: NCCL{_version(record)} did not print them as expected.")
+    counts = {path: [one for one in found.pairs if one.path == path] for path in _PATHS}
+    parts = [f"{plural(len(of), 'pair')} {_PATHS[path]} ({_transports(of)})" for path, of in counts.items() if of]
+    parts += [f"between machines {', '.join(found.between)}"] if found.between else []
+    seen = tuple(Seen(f"{_pair_name(one, record)}: {', '.join(one.by)}", one.source) for one in found.pairs[:8])
+    away = [one for one in found.pairs if one.path in ("host", "network")]
+    note = " No NVLink is known to join those that are not direct." if away else ""
+    return Found("PASS", f"{'; '.join(parts)}.{note}", evidence=seen)
+
+
+def _forced(record: NetworkRecord, run: JudgedRun) -> Found:
+    """Pairs that could be direct: what NCCL takes instead, what that costs, and why."""
+    pairs, found, curve = record.forced or record.outpaced, record.transports, record.all_reduce
+    named = listed([_pair_name(one, record) for one in pairs], most=3)
+    if record.forced:
+        how = f"reach each other {_PATHS[pairs[0].path]} ({_transports(pairs)})"
+    else:
+        how = "do not use the path between them: NCCL did not print which one it takes"
+    copies = [one.copy_gb_s for one in pairs if one.copy_gb_s is not None]
+    joined = [f"{_link(record)} joins them"] if any(one.linked for one in pairs) else []
+    joined += [f"copies between them reach {format_number(min(copies))} GB/s"] if copies else []
+    message = f"{named} {how}, although {' and '.join(joined)}"
+    if curve is not None:
+        message += f": the all-reduce carries {format_number(curve.bus_gb_s[-1])} GB/s"
+    settings = found.forbidding(pairs[0].path)
+    why = [f"{name}={value} ({_origin(name, record, run)})" for name, value in settings.items()]
+    forbids = "forbids" if len(why) == 1 else "forbid"
+    message += f". {listed(why)} {forbids} the direct path." if why else f". {_refusal(record)}"
+    seen = tuple(
+        Seen(f"{_pair_name(one, record)}: {', '.join(one.by) or 'not known'}", one.source) for one in pairs[:8]
+    )
+    seen += tuple(Seen(f"NCCL: {line}", pairs[0].source) for line in (*why, *found.refused[:3]))
+    observed = None if curve is None else curve.bus_gb_s[-1]
+    return Found("FAIL", message, observed, min(copies, default=None), seen, "GB/s")
+
+
+def _refusal(record: NetworkRecord) -> str:
+    refused = record.transports.refused
+    return f"NCCL says: {refused[0].rstrip('.')}." if refused else "NCCL does not say why."
+
+
+def _origin(name: str, record: NetworkRecord, run: JudgedRun) -> str:
+    """Who has set a variable."""
+    if name in record.transports.configured:
+        return "set in NCCL's own file, /etc/nccl.conf or ~/.nccl.conf"
+    return "set by the runbook" if name in run.spec.env else "set in the environment"
+
+
+def _pair_name(one: Pair, record: NetworkRecord) -> str:
+    return " and ".join(map(record.device, one.ranks))
+
+
+def _transports(pairs: Sequence[Pair]) -> str:
+    return listed(sorted({name for one in pairs for name in one.by}))
+
+
+def _link(record: NetworkRecord) -> str:
+    return "XGMI" if any("AMD" in one for one in record.devices) else "NVLink"
+
+
+def _version(record: NetworkRecord) -> str:
+    return f" {record.transports.version}" if record.transports.version else ""
+
+
 _PUBLIC = "collective.all_reduce_bus_gb_s"
 
 
@@ -211,7 +311,7 @@ def _public(environment: Mapping[str, Any], gpus: int) -> ImplicitCriterion:
 
     def rule(run: JudgedRun) -> Found:
         record, value = run.own(NetworkRecord), run.number(_PUBLIC)
-        curve = next((one for one in record.curves if one.name == "all_reduce"), None) if record is not None else None
+        curve = None if record is None else record.all_reduce
         least = None if curve is None else bound.at(curve.n_bytes[-1] / 2**30)
         source = (Seen(f"{bound.basis} ({bound.source})"),)
         if value is None or curve is None or least is None:

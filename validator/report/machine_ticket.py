@@ -14,6 +14,9 @@ from validator.text import format_value, one_line
 _OWN_AFFAIRS = ("git", "package_", "torch_cuda", "load", "disk", "gpu_processes")
 """Checks, by the beginning of their ids, that are about what the user brought."""
 
+_OWN_CAUSES = ("busy-gpu", "path-through-host")
+"""Findings that may be the user's own doing."""
+
 _GPU = re.compile(r"GPU (\d+)")
 
 
@@ -47,12 +50,12 @@ def machine_ticket(report: ValidationReport) -> str:
 def recognized_causes(report: ValidationReport) -> list[str]:
     """The causes that were found in phases that measure the machine and failed, as the report names them.
 
-    Another program is to be ended first.
+    Another program is to be ended first, and a variable of the user's own to be unset.
     """
     phases = {one.id for one in report.phases if one.status == "FAIL" and reported(one.kind).of_machine}
     found = [one for one in report.findings if one.phase in phases and one.severity != "info"]
     lines = [f"  {one_line(one.code)}: {one_line(one.message, limit=1000)}\n" for one in found]
-    lines += [f"  Before this is sent: {one_line(one.next_step)}\n" for one in found if one.code == "busy-gpu"]
+    lines += [f"  Before this is sent: {one_line(one.next_step)}\n" for one in found if one.code in _OWN_CAUSES]
     return ["What was recognized\n" + "".join(lines)] if lines else []
 
 

@@ -48,6 +48,15 @@ _MANY = 30
 """Samples that it takes to show that, in six parts of half of the run or more."""
 
 
+_MANY_STEPS = 30
+_LONG_S = 60.0
+"""Steps and seconds over which memory must grow before a start is excluded: libraries are loaded at the first use of
+what is in them, and caches fill."""
+
+_LONG_UNKNOWN_S = 300.0
+"""The same where no step says when the start was over."""
+
+
 @dataclass(frozen=True)
 class RunMemory:
     """What a run's processes held, by samples after warm-up.
@@ -185,6 +194,13 @@ def lasting_growth(times_s: Floats, mib: Floats) -> MemoryGrowth | None:
             span_s = float(times_s[-1] - times_s[first])
             return MemoryGrowth(found.mib_per_s, found.grown_mib, span_s, even and share >= 1 / 2 and many >= _MANY)
     return None
+
+
+def outlasts_start(memory: RunMemory, growth: MemoryGrowth) -> bool:
+    """Whether memory grew for longer than a start takes, which no leak needs to explain."""
+    if memory.step_s is None:
+        return growth.span_s >= _LONG_UNKNOWN_S
+    return growth.span_s >= _MANY_STEPS * memory.step_s and (growth.steady or growth.span_s >= _LONG_S)
 
 
 class _Rise(NamedTuple):

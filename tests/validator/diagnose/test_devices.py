@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.validator.kinds import test_burnin, test_determinism, test_network
-from tests.validator.kinds.machines import explained
+from tests.validator.kinds.machines import explained, machine
 from tests.validator.report import samples
 from validator.ingest.other_programs import read_other_programs
 from validator.ingest.read_log import ReadLog
@@ -91,6 +91,16 @@ def test_a_healthy_machine_has_no_finding(tmp_path: Path, kind: str, write: Writ
             "GPU 1",
             "cat {run}/ticket.txt",
         ),
+        (
+            "network",
+            test_network.left_by(
+                {"all_reduce": test_network.rows(27.2)},
+                connections=test_network.connected(test_network.HOST, settings=test_network.OFF, copies=(371.0, 55.4)),
+            ),
+            "path-through-host",
+            "GPU 1",
+            "nvidia-smi topo -p2p r",
+        ),
         ("preflight", probed(SOUND | {"gemm_bf16": [799.0, 306.0]}), "device-slow", "Rank 1", "nvidia-smi -q"),
         ("preflight", probed(SOUND | {"peer_to_peer": [41.0, 40.5]}), "link-slow", "NVLink", "nvidia-smi topo -m"),
         ("preflight", probed(SOUND | {"host_to_device": [55.0, 12.0]}), "link-slow", "Rank 1", "nvidia-smi topo -m"),
@@ -105,7 +115,7 @@ def test_a_fault_has_one_cause_with_its_device_and_a_step(
     assert [one.code for one in found] == [code]
     assert (found[0].severity, found[0].confidence) == ("warning", "high")
     assert device in found[0].message
-    assert "GPU 0" not in found[0].message
+    assert code == "path-through-host" or "GPU 0" not in found[0].message
     assert found[0].command.startswith(command)
     assert agrees(report, found[0], tmp_path)
 
@@ -123,6 +133,52 @@ def agrees(report: PhaseReport, finding: Finding, folder: Path) -> bool:
     assert command.startswith(finding.command.partition("{")[0])
     assert "{run}" not in command
     return f"{finding.code}: {finding.message}" in machine_ticket(whole)
+
+
+def test_a_path_that_the_user_forbids_is_the_users_to_free(tmp_path: Path) -> None:
+    """The setting comes first; without one the driver, the IOMMU and the container."""
+    slow = {"all_reduce": test_network.rows(27.2)}
+    for name, settings, said in (("a", test_network.OFF, "Unset NCCL_P2P_DISABLE"), ("b", {}, "IOMMU")):
+        connections = test_network.connected(test_network.HOST, settings=settings)
+        write = test_network.left_by(slow, connections=connections)
+        report, (found,) = shown(tmp_path / name, "network", write)
+        assert said in found.next_step
+        changes = {"phases": (report,), "findings": (found,), "decision": "NO_GO", "exit_code": 1, "fleet": None}
+        assert "Before this is sent: " in machine_ticket(samples.go().model_copy(update=changes))
+
+
+@pytest.mark.parametrize(
+    ("connections", "ports", "said"),
+    [
+        (
+            test_network.connected(test_network.HOST, gpus=test_network.NO_LINKS, settings=test_network.OFF),
+            {},
+            "because of NCCL_P2P_DISABLE=1",
+        ),
+        (test_network.connected(test_network.HOST, gpus=test_network.NO_LINKS), {}, None),
+        (
+            test_network.connected(test_network.DIRECT, far=["NET/Socket/0"], settings={"NCCL_IB_DISABLE": "1"}),
+            {"mlx5_0:1": {"kind": "InfiniBand", "state": "ACTIVE"}, "mlx5_1:1": {"kind": "RoCE", "state": "DOWN"}},
+            "though mlx5_0:1 is active; set: NCCL_IB_DISABLE=1",
+        ),
+        (test_network.connected(test_network.DIRECT, far=["NET/Socket/0"]), {}, None),
+        (
+            test_network.connected(test_network.DIRECT, far=["NET/IB/0/GDRDMA"]),
+            {"mlx5_0:1": {"kind": "InfiniBand", "state": "ACTIVE"}},
+            None,
+        ),
+    ],
+)
+def test_a_slower_path_by_choice_is_information(
+    tmp_path: Path, connections: Any, ports: dict[str, Any], said: str | None
+) -> None:
+    write = test_network.left_by({"all_reduce": test_network.rows(300.0)}, connections=connections)
+    facts = {**machine(2), "paths": {"ports": ports}}
+    report, every = explained(tmp_path, {"kind": "network"}, lambda spec, out: write(out), gpus=2, facts=facts)
+    found = [one for one in every if one.code == "path-through-host"]
+    assert report.status == "PASS"
+    assert [one.severity for one in found] == ([] if said is None else ["info"])
+    assert all(said in one.message for one in found if said)
 
 
 def test_a_path_through_the_host_is_told_from_a_slow_link(tmp_path: Path) -> None:

@@ -41,15 +41,28 @@ def test_memory_growth(tmp_path: Path) -> None:
     assert of_run(healthy(tmp_path / "c", host_mem_mib=saw)) == {}
 
 
+def _sampled(folder: Path, mib_per_s: float, seconds: range) -> None:
+    """What the run's processes hold, once a second from its start."""
+    rows = "".join(f"{START_S + i},20000,{900 + mib_per_s * i}\n" for i in seconds)
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/telemetry.csv").write_text("ts,host_mem_available_mib,host_run_mem_mib\n" + rows)
+
+
+def test_what_a_short_run_takes_at_its_start_is_no_growth(tmp_path: Path) -> None:
+    """Twelve steps in 13 s behind a start of the same length; a soak is asked whether its memory lasts."""
+    folder = healthy(tmp_path / "short", n=12)
+    _sampled(folder, 100.0, range(-14, 14))
+    assert "memory-growth" not in of_run(folder, steps=12, warmup_steps=0)
+    found = of_run(folder, steps=12, warmup_steps=0, kind="soak")["memory-growth"]
+    assert "are full in" in found.message
+
+
 def test_memory_growth_of_processes(tmp_path: Path) -> None:
     """Of a trainer that writes no memory column, and of workers beside a rank whose own memory is level."""
     for name, mib_per_s, columns in (("a", 1.5, {}), ("b", 1.5, {"host_mem_mib": [900.0] * 60}), ("c", 0.0, {})):
         folder = healthy(tmp_path / name, rate=2048.0, **columns)
         last_s = max(json.loads(line)["ts"] for line in (folder / "heartbeat_rank0.jsonl").read_text().splitlines())
-        seconds = range(3, int(last_s - START_S))
-        rows = "".join(f"{START_S + i},20000,{900 + mib_per_s * i}\n" for i in seconds)
-        (folder / "logs").mkdir(exist_ok=True)
-        (folder / "logs/telemetry.csv").write_text("ts,host_mem_available_mib,host_run_mem_mib\n" + rows)
+        _sampled(folder, mib_per_s, range(3, int(last_s - START_S)))
         found = of_run(folder).get("memory-growth")
         assert (found is not None) == (mib_per_s > 0), name
         if found is not None:

@@ -11,7 +11,10 @@ from tests.validator.diagnose.cases import (
     healthy,
     of_folder,
     of_run,
+    of_validation,
+    run_of,
     steady,
+    validation,
 )
 from tests.validator.ingest.folders import write_csv, write_env, write_logs
 from validator.model.runbook import TrainerMetrics
@@ -225,3 +228,35 @@ def test_one_line_alone_that_contradicts_is_a_warning(tmp_path: Path) -> None:
     argv = "train.py --max_length=512 --lr=1e-3"
     finding = _printing(tmp_path, 'Generate config {\n  "max_length": 20\n}\n', argv)["config-ignored"]
     assert (finding.severity, finding.confidence) == ("warning", "low")
+
+
+CARD = {"name": "NVIDIA H200", "nvlinks_active": 18, "fabric": {"ready": True}}
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus", "said"),
+    [
+        ({"NCCL_P2P_DISABLE": "1"}, 2, "NCCL_P2P_DISABLE=1: GPUs of one host reach each other through its memory."),
+        ({"NCCL_P2P_LEVEL": "LOC"}, 2, "NCCL_P2P_LEVEL=LOC"),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, 2, "; NCCL_SHM_DISABLE=1"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, 2, "nothing overlaps"),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 2, "one queue"),
+        ({"NCCL_NVLS_ENABLE": "0"}, 8, "NVLink switches"),
+        ({"NCCL_NVLS_ENABLE": "0"}, 2, None),
+        ({"NCCL_P2P_DISABLE": "0", "NCCL_P2P_LEVEL": "NVL", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}, 2, None),
+        ({"NCCL_SHM_DISABLE": "1"}, 2, None),
+        ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}, 2, None),
+        ({"NCCL_P2P_DISABLE": "1"}, 0, None),
+        ({"NCCL_P2P_DISABLE": "1"}, 1, None),
+    ],
+)
+def test_a_variable_that_slows_collectives_is_information(
+    tmp_path: Path, env: dict[str, str], gpus: int, said: str | None
+) -> None:
+    run = run_of(healthy(tmp_path / "r", ranks=gpus or 2), nproc=gpus or 2)
+    machine = {"gpus": {f"gpu{at}": CARD for at in range(gpus)}, "env": env}
+    found = of_validation(validation({"baseline": [run]}, environment=machine))
+    assert ("slow-collectives" in found) == (said is not None)
+    if said is not None:
+        assert found["slow-collectives"].severity == "info"
+        assert said in found["slow-collectives"].message

@@ -36,13 +36,54 @@ def rows(bus_gb_s: float, *, ranks: int = 2, late_ms: float = 0.0, wrong: dict[s
 
 
 def measured(
-    folder: Path, collectives: dict[str, Any], *, gpus: int = 2, last_go: ValidationReport | None = None, **phase: Any
+    folder: Path,
+    collectives: dict[str, Any],
+    *,
+    gpus: int = 2,
+    last_go: ValidationReport | None = None,
+    connections: Any = None,
+    **phase: Any,
 ) -> PhaseReport:
-    write = left_by(collectives, gpus=gpus)
+    write = left_by(collectives, gpus=gpus, connections=connections)
     return judged(folder, {"kind": "network", **phase}, write, gpus=gpus, last_go=last_go)
 
 
-def left_by(collectives: dict[str, Any], *, gpus: int = 2) -> Callable[[Path], None]:
+DIRECT, HOST, SOCKET = "P2P/CUMEM", "SHM/direct/direct", "NET/Socket/0"
+SWITCHES = {str(at): {"id": f"0-{60 + 10 * at}", "links": ["NVS/0-0"]} for at in range(8)}
+NO_LINKS = {str(at): {"id": f"0-{60 + 10 * at}", "links": []} for at in range(8)}
+OFF = {"NCCL_P2P_DISABLE": "1"}
+
+
+def connected(
+    by: dict[tuple[int, int], str] | str,
+    *,
+    gpus: dict[str, Any] | None = SWITCHES,
+    settings: dict[str, str] | None = None,
+    copies: tuple[float, float] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Connections as the probe writes them; `copies` are GB/s between GPUs, and to the host. One transport is that of
+    two GPUs."""
+    via = {(0, 1): by} if isinstance(by, str) else by
+    rank = {
+        "version": "2.28.9+cuda13.0",
+        "settings": settings or {},
+        "gpus": gpus or {},
+        "far": [],
+        "refused": [],
+        **more,
+    }
+    ranks = [
+        {**rank, "log": f"nccl_rank{at}.txt", "via": [[at, b, name] for (a, b), name in via.items() if a == at]}
+        for at in range(1 + max((max(pair) for pair in via), default=1))
+    ]
+    measured = [
+        {"from": a, "to": b, "gb_s": copies[0], "host_gb_s": copies[1], "direct": True} for a, b in via if copies
+    ]
+    return {"ranks": ranks, "copies": measured}
+
+
+def left_by(collectives: dict[str, Any], *, gpus: int = 2, connections: Any = None) -> Callable[[Path], None]:
     """Writes the record of the collectives."""
 
     def write(out: Path) -> None:
@@ -51,6 +92,8 @@ def left_by(collectives: dict[str, Any], *, gpus: int = 2) -> Callable[[Path], N
             for at in range(gpus or 2)
         ]
         record = {"backend": "nccl", "devices": devices, "collectives": collectives, "skipped": {}}
+        if connections is not None:
+            record["connections"] = connections
         (out / "collectives.json").write_text(json.dumps(record))
 
     return write
@@ -127,6 +170,89 @@ def test_a_rate_below_that_of_the_last_go_is_worth_a_look(tmp_path: Path) -> Non
     status, message = found(report, f"usual.{name}")
     assert (status, report.status) == ("FAIL", "PASS")
     assert "-25" in message
+
+
+def test_gpus_that_nvlink_joins_and_that_talk_through_the_host_fail_with_the_cause(tmp_path: Path) -> None:
+    """Two H200 with NV18 and NCCL_P2P_DISABLE=1, as they were measured: 27 GB/s of 345."""
+    slow, forced = {"all_reduce": rows(27.2)}, connected(HOST, settings=OFF, copies=(371.0, 55.4))
+    report = measured(tmp_path / "a", slow, connections=forced)
+    status, message = found(report, "paths")
+    assert (status, report.status) == ("FAIL", "FAIL")
+    assert message == (
+        "GPU 0 (NVIDIA H200, uuid0) and GPU 1 (NVIDIA H200, uuid1) reach each other through the host's memory "
+        "(SHM/direct/direct), although NVLink joins them and copies between them reach 371 GB/s: the all-reduce "
+        "carries 27.2 GB/s. NCCL_P2P_DISABLE=1 (set in the environment) forbids the direct path."
+    )
+    one = next(one for one in report.criteria if one.id == "it.paths")
+    assert str(one.evidence[0].path).endswith("/nccl_rank0.txt")
+    table = report.runs[0].tables[-1]
+    assert table.rows == (("GPU 0 and GPU 1", HOST, "through the host's memory", "yes", 371.0),)
+    own = connected(SOCKET, settings={**OFF, "NCCL_SHM_DISABLE": "1"}, configured=["NCCL_P2P_DISABLE"])
+    message = found(measured(tmp_path / "b", slow, connections=own), "paths")[1]
+    assert "over the network (NET/Socket/0)" in message
+    assert "NCCL_P2P_DISABLE=1 (set in NCCL's own file" in message
+    assert "NCCL_SHM_DISABLE=1 (set in the environment)" in message
+    refused = "P2P is disabled between connected GPUs 1 and 0. You can repress this message."
+    message = found(measured(tmp_path / "c", slow, connections=connected(HOST, refused=[refused])), "paths")[1]
+    assert "NCCL says: P2P is disabled between connected GPUs 1 and 0" in message
+
+
+MESH = {(0, 1): DIRECT, (2, 3): DIRECT, (1, 2): HOST, (0, 3): HOST}
+BRIDGES = {str(at): {"id": f"{at + 1}000", "links": [f"GPU/{other + 1}000"]} for at, other in enumerate((1, 0, 3, 2))}
+
+
+@pytest.mark.parametrize(
+    ("connections", "gpus", "status", "said"),
+    [
+        (connected(DIRECT), 2, "PASS", "1 pair from GPU to GPU (P2P/CUMEM)."),
+        (connected("P2P/IPC/read", gpus=None), 2, "PASS", "from GPU to GPU"),
+        (connected("P2P/of 2.40"), 2, "PASS", "from GPU to GPU"),
+        (
+            connected(HOST, gpus=NO_LINKS),
+            2,
+            "PASS",
+            "through the host's memory (SHM/direct/direct). No NVLink is known",
+        ),
+        (connected(HOST, gpus=NO_LINKS, copies=(25.0, 12.0)), 2, "PASS", "No NVLink is known"),
+        (connected(HOST, gpus=None, copies=(26.0, 25.0)), 2, "PASS", "No NVLink is known"),
+        (connected(HOST, gpus=None, copies=(240.0, 25.0)), 2, "FAIL", "although copies between them reach 240 GB/s"),
+        (connected("direct shared memory"), 2, "FAIL", "although NVLink joins them"),
+        (connected("NET/IB/0/GDRDMA"), 2, "FAIL", "over the network"),
+        (connected(MESH, gpus=BRIDGES), 4, "PASS", "2 pairs from GPU to GPU (P2P/CUMEM); 2 pairs through the host"),
+        (connected({**MESH, (2, 3): HOST}, gpus=BRIDGES), 4, "FAIL", "GPU 2 (NVIDIA H200, uuid2) and GPU 3"),
+        (connected("SHM/direct/dirnode:42"), 2, "SKIPPED", "The transports are not known"),
+        (connected("XYZ/0"), 2, "SKIPPED", "NCCL 2.28.9+cuda13.0"),
+        (connected({}), 2, "SKIPPED", "not known"),
+        (None, 2, "SKIPPED", "not known"),
+        ({"ranks": 3, "copies": [None, {"from": "x"}]}, 2, "SKIPPED", "not known"),
+        ({"ranks": [{"via": [[0], [0, "1", 2], None], "gpus": {"a": 3, "0": {}}, "settings": []}]}, 2, "SKIPPED", ""),
+    ],
+)
+def test_only_what_could_be_direct_fails(tmp_path: Path, connections: Any, gpus: int, status: str, said: str) -> None:
+    names = {"all_reduce": rows(27.2, ranks=gpus)}
+    report = measured(tmp_path, names, gpus=gpus, connections=connections)
+    is_now, message = found(report, "paths")
+    assert (is_now, report.status) == (status, "FAIL" if status == "FAIL" else "PASS")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("bus_gb_s", "copies", "status"),
+    [
+        (27.2, (371.0, 55.4), "FAIL"),
+        (345.0, (371.0, 55.4), "SKIPPED"),
+        (60.0, (371.0, 55.4), "SKIPPED"),
+        (20.0, (26.0, 25.0), "SKIPPED"),
+    ],
+)
+def test_where_no_transport_is_known_copies_decide_what_is_clear(
+    tmp_path: Path, bus_gb_s: float, copies: tuple[float, float], status: str
+) -> None:
+    unknown = connected("of another version", copies=copies)
+    report = measured(tmp_path / "a", {"all_reduce": rows(bus_gb_s)}, connections=unknown)
+    assert found(report, "paths")[0] == status
+    short = {"all_reduce": rows(bus_gb_s)[:8]}
+    assert found(measured(tmp_path / "b", short, connections=unknown), "paths")[0] == "SKIPPED", "latency counts there"
 
 
 def test_one_gpu_has_nothing_to_measure_and_passes(tmp_path: Path) -> None:

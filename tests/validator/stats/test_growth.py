@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from validator.model.result import Samples, SourceFile
-from validator.stats.growth import COLUMN, lasting_growth, run_memory
+from validator.stats.growth import COLUMN, MemoryGrowth, RunMemory, lasting_growth, outlasts_start, run_memory
 
 N = 240
 T = np.arange(N, dtype=float)
@@ -105,3 +105,21 @@ def test_the_warm_up_and_what_comes_after_the_last_step_are_left_out() -> None:
     assert known is not None
     assert (len(known.mib), known.step_s, known.left_mib) == (11, 0.1, 6000.0)
     assert run_memory(Samples(samples.source, samples.times_s, {}), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("step_s", "span_s", "steady", "outlasts"),
+    [
+        (None, 13.0, False, False),  # twelve steps behind a start, as two H200 ran them
+        (1.1, 13.0, False, False),
+        (1.1, 32.0, False, False),
+        (1.1, 40.0, True, True),
+        (1.1, 61.0, False, True),
+        (5.0, 61.0, True, False),
+        (None, 120.0, True, False),
+        (None, 301.0, False, True),
+    ],
+)
+def test_what_a_start_takes_is_no_leak(step_s: float | None, span_s: float, *, steady: bool, outlasts: bool) -> None:
+    memory = RunMemory(T, 100 * T, step_s, 2e5)
+    assert outlasts_start(memory, MemoryGrowth(100.0, 1354.0, span_s, steady)) == outlasts
