@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,7 +68,7 @@ def install(
 ) -> None:
     """Start a runbook every night: by a systemd timer, or by cron where systemd is absent."""
     from validator.kinds.registry import load
-    from validator.nightly import job, schedule, settings
+    from validator.nightly import job, notification, schedule, settings
     from validator.runbook import find
 
     with reported():
@@ -90,7 +91,7 @@ def install(
             push_token_file=None if push_token_file is None else str(push_token_file.absolute()),
             push_ca_file=None if push_ca_file is None else str(push_ca_file.absolute()),
         )
-        settings.require_apprise(made.notify)
+        notification.require_apprise(made.notify)
         if push is not None and job.push_destination(made).in_the_clear:
             typer.echo(f"warning: {push} has no TLS, so that the network can read the token; use https", err=True)
         if prometheus is not None:
@@ -118,7 +119,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the jobs of this user: when each starts next, and how its last start ended."""
-    from validator.nightly import schedule, settings
+    from validator.nightly import notification, schedule, settings
 
     schedules = schedule.all_schedules()
     with reported(as_json=as_json):
@@ -126,14 +127,25 @@ def status(
     starts = [next(filter(None, (one.status(job.name) for one in schedules)), None) for job in jobs]
     rows = [(job, at, settings.last_ended(job)) for job, at in zip(jobs, starts, strict=True)]
     if as_json:
-        shown = [(job.name, job.runbook, at, asdict(last) if last else None) for job, at, last in rows]
-        print_json([dict(zip(("name", "runbook", "schedule", "last"), row, strict=True)) for row in shown])
+        print_json(
+            [
+                {
+                    "name": job.name,
+                    "runbook": job.runbook,
+                    "schedule": at,
+                    "last": asdict(last) if last else None,
+                    "not_delivered": [asdict(one.run) for one in notification.waiting_notifications(job)],
+                    "not_pushed": settings.unsent_runs(job),
+                }
+                for job, at, last in rows
+            ]
+        )
         return
     for job, at, last in rows:
         typer.echo(f"{job.name}: {job.runbook}, {at or 'not scheduled: install it again, or remove it'}")
         typer.echo(f"  {_last_line(last)}")
-        if unsent := settings.unsent_runs(job):
-            typer.echo(f"  not pushed yet: {', '.join(unsent)}; the log has why")
+        for line in _waiting_lines(job):
+            typer.echo(f"  {line}; the log has why")
     if not rows:
         typer.echo("no nightly job is installed; `validator nightly install RUNBOOK --at 02:00` makes one")
 
@@ -142,6 +154,16 @@ def _last_line(last: NightlyRun | None) -> str:
     if last is None:
         return "not started yet"
     return f"last {last.decision.replace('_', '-')} at {last.started}: {last.why} · {last.folder or last.log}"
+
+
+def _waiting_lines(job: Nightly) -> Iterator[str]:
+    """What is to be sent by the next start: notifications and runs."""
+    from validator.nightly import notification, settings
+
+    if waiting := notification.waiting_notifications(job):
+        yield f"not delivered yet: {', '.join(f'{one.decision} of {one.moment}' for one in waiting)}"
+    if unsent := settings.unsent_runs(job):
+        yield f"not pushed yet: {', '.join(unsent)}"
 
 
 @command.command(epilog="Example: validator nightly run ddp-2xa100")
@@ -154,8 +176,8 @@ def run(name: JobName) -> None:
         ended = job.run_job(night)
     typer.echo(f"{ended.name}: {ended.decision.replace('_', '-')}: {ended.why}", err=True)
     typer.echo(ended.folder or ended.log, err=True)
-    if unsent := settings.unsent_runs(night):
-        typer.echo(f"not pushed yet: {', '.join(unsent)}; {ended.log} has why", err=True)
+    for line in _waiting_lines(night):
+        typer.echo(f"{line}; {ended.log} has why", err=True)
     raise typer.Exit(ended.exit_code)
 
 

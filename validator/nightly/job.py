@@ -24,14 +24,13 @@ from validator.files import replace_file
 from validator.history.page import change_sentence
 from validator.history.store import Retention, expired, read_history, remove, update_index
 from validator.history.trend import Group, group_entries
+from validator.nightly.notification import Notification, deliver
 from validator.nightly.settings import (
     UNSENT,
     Nightly,
     NightlyError,
     NightlyRun,
-    Notification,
     last_ended,
-    notify,
     unsent_runs,
 )
 from validator.pipeline.push import Destination, push
@@ -221,10 +220,10 @@ def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
     if job.prometheus:
         target = Path(job.prometheus)
         attempt("metrics", lambda: write_metrics(target, run, group))
-    if _to_be_reported(job, run):
-        worse = () if group is None else group.regressions
-        sentences = tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in worse)
-        attempt("notification", lambda: notify(job, Notification(run, sentences)))
+    worse = () if group is None else group.regressions
+    sentences = tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in worse)
+    new = [Notification(run, sentences)] if _to_be_reported(job, run) else []
+    attempt("notification", lambda: deliver(job, new, started=run.started))
     if job.push:
         attempt("push", lambda: _hand_in(job, run))
 

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import subprocess
 import sys
-import threading
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from pydantic import Field, ValidationError, field_validator
 
 from validator.errors import UserError
 from validator.files import Tree, replacing, user_folder
 from validator.model.units import Frozen, parse_duration, parse_size
-from validator.secrets.masking import Mask, known_secrets
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -192,21 +184,9 @@ def load(name: str) -> Nightly:
         raise NightlyError(f"{path} cannot be read ({str(error).splitlines()[0]}); install the job again") from error
 
 
-# Notifications of how a start ended: Apprise for webhooks, chat and mail; a command for everything else.
-
-_SEND_S = 60
-_COMMAND_S = 120
-_COMPLAINT_CHARS = 300
-_MIN_CHARS = 6
-"""Shorter parts of an address are words such as `hook`, and would be found in others."""
-
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>[^\s'\"]+)")
-_WITH_HOST = re.compile(r"(https?|jsons?|xmls?|forms?|mailtos?)", re.I)
-"""Addresses that name a host; where others do, apprise expects a token."""
+# How its starts ended.
 
 UNSENT = "unsent.json"
-
-_TYPES = {"GO": "success", "NO_GO": "failure", "INCONCLUSIVE": "warning"}
 
 
 @dataclass(frozen=True)
@@ -241,151 +221,3 @@ def unsent_runs(job: Nightly) -> tuple[str, ...]:
             return tuple(map(str, tree.json(UNSENT)))
     except (OSError, ValueError, TypeError):
         return ()
-
-
-@dataclass(frozen=True)
-class Notification:
-    """What is reported of one start: how it ended, and a sentence for each metric that got worse."""
-
-    run: NightlyRun
-    regressions: tuple[str, ...]
-
-    @property
-    def report(self) -> str:
-        """Where to read on: the report, or the log of a start that made none."""
-        return f"{self.run.folder}/report.html" if self.run.folder else self.run.log
-
-    @property
-    def title(self) -> str:
-        """`NO-GO (was GO): nightly ddp`."""
-        run = self.run
-        was = f" (was {_decision_text(run.before)})" if run.before not in (None, run.decision) else ""
-        return f"{_decision_text(run.decision)}{was}: nightly {run.name}"
-
-    @property
-    def body(self) -> str:
-        """Why, what got worse, and where to read on."""
-        worse = [f"Worse than before: {sentence}" for sentence in self.regressions]
-        return "\n".join([self.run.why, *worse, f"Report: {self.report}"])
-
-
-def _decision_text(decision: str | None) -> str:
-    return (decision or "").replace("_", "-")
-
-
-@contextmanager
-def _apprise() -> Iterator[Any]:
-    """The library. Its plugins, loaded at first use, warn of modules of Python's own that they replace."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import apprise
-
-        yield apprise
-
-
-def require_apprise(urls: tuple[str, ...]) -> None:
-    """Check, when a job is installed, that its notifications can be sent at night.
-
-    Raises:
-        NightlyError: when the library is missing, or does not understand an address. The address itself is not shown:
-            it may hold a token.
-    """
-    if not urls:
-        return
-    try:
-        with _apprise() as apprise:
-            wrong = next((number for number, url in enumerate(urls, 1) if not apprise.Apprise().add(url)), None)
-    except ImportError:
-        raise NightlyError(
-            "--notify needs the library apprise: pip install 'training-validator[nightly]', or use --notify-command"
-        ) from None
-    if wrong is not None:
-        raise NightlyError(
-            f"--notify number {wrong} ({urls[wrong - 1].partition('://')[0]}://…) is no address that apprise "
-            "understands; write jsons://host/path for a webhook, slack://…, mailtos://…"
-        )
-
-
-def notify(job: Nightly, notification: Notification) -> Iterator[str]:
-    """Send to every address and start the command; a line for each that says how it went."""
-    mask = _mask(job)
-    for number, url in enumerate(job.notify, start=1):
-        yield f"address {number} ({url.partition('://')[0]}): {_sending_result(url, notification, mask)}"
-    if job.command:
-        yield f"command: {_command_result(job.command, notification, mask, cwd=job.cwd)}"
-
-
-def _mask(job: Nightly) -> Mask:
-    """What knows the secrets of a job's addresses, of its command, and of the environment that both have."""
-    command = job.command or ""
-    try:
-        arguments = shlex.split(command)
-    except ValueError:  # a quote that the shell may understand, or complain about itself
-        arguments = command.split()
-    return Mask({*known_secrets(os.environ, arguments), *_address_parts((*job.notify, command))})
-
-
-def _address_parts(texts: Iterable[str]) -> Iterator[str]:
-    """What addresses hold besides scheme and host: as a whole and each part, as it is and unquoted."""
-    for match in (match for text in texts for match in _ADDRESS.finditer(text)):
-        before, slash, after = match["rest"].partition("/")
-        user, _, host = before.rpartition("@")
-        rest = [user, after] if _WITH_HOST.fullmatch(match["scheme"]) else [user, host, slash and after]
-        for text in rest:
-            for part in (text, *re.split(r"[/?&=#:+;,]", text)):
-                yield from (one for one in {part, unquote(part)} if len(one) >= _MIN_CHARS)
-
-
-def _sending_result(url: str, notification: Notification, mask: Mask) -> str:
-    """How the sending went. Libraries limit each read, not the whole: an answer of a byte a second has no end."""
-    answers: list[str] = []
-    # A daemon does not keep the process from ending.
-    sending = threading.Thread(target=lambda: answers.append(_send_now(url, notification, mask)), daemon=True)
-    sending.start()
-    sending.join(_SEND_S)
-    return answers[0] if answers else f"was given up after {_SEND_S} s"
-
-
-def _send_now(url: str, notification: Notification, mask: Mask) -> str:
-    try:
-        with _apprise() as apprise:
-            sender = apprise.Apprise()
-            sender.add(url)
-            kind = apprise.NotifyType(_TYPES.get(notification.run.decision, "failure"))
-            sent = sender.notify(title=notification.title, body=notification.body, notify_type=kind)
-    except Exception as error:  # noqa: BLE001 -- the other addresses still get theirs
-        return f"failed: {mask.sentence(f'{type(error).__name__}: {error}')[-_COMPLAINT_CHARS:]}"
-    return "sent" if sent else "could not be reached"
-
-
-def _command_result(command: str, notification: Notification, mask: Mask, *, cwd: str) -> str:
-    """Start the user's command in the job's folder, with the decision in its environment."""
-    run = notification.run
-    environment = {
-        **os.environ,
-        "VALIDATOR_NAME": run.name,
-        "VALIDATOR_DECISION": run.decision,
-        "VALIDATOR_DECISION_BEFORE": run.before or "",
-        "VALIDATOR_EXIT_CODE": str(run.exit_code),
-        "VALIDATOR_WHY": run.why,
-        "VALIDATOR_REPORT": notification.report,
-    }
-    try:
-        done = subprocess.run(
-            command,
-            shell=True,  # the user's own line, as in a crontab
-            cwd=cwd,
-            env=environment,
-            input=f"{notification.title}\n{notification.body}\n",
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=_COMMAND_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"was ended after {_COMMAND_S} s"
-    if done.returncode == 0:
-        return "ended well"
-    # Cut last: half of a secret is not recognized any more.
-    return f"ended with {done.returncode}: {mask.sentence(done.stderr.strip())[-_COMPLAINT_CHARS:]}"

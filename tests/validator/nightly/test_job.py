@@ -20,18 +20,10 @@ from tests.validator.service.pushing import served
 from tests.webhooks import Post, listening
 from validator.errors import UserError
 from validator.nightly import job as nightly_job
+from validator.nightly import notification
 from validator.nightly.job import Overlap, _alone, require_prometheus, run_job
-from validator.nightly.settings import (
-    Nightly,
-    NightlyError,
-    NightlyRun,
-    Notification,
-    _mask,
-    last_ended,
-    notify,
-    require_apprise,
-    unsent_runs,
-)
+from validator.nightly.notification import Notification, _mask, deliver, require_apprise, waiting_notifications
+from validator.nightly.settings import Nightly, NightlyError, NightlyRun, last_ended, unsent_runs
 from validator.pipeline import push as pipeline_push
 
 TOKEN = "b3xk7pq9wz2m"
@@ -135,6 +127,38 @@ def test_a_disk_that_is_full_keeps_nobody_from_being_told(
     assert [post.json["title"] for post in received] == ["GO: nightly quick"]
 
 
+def test_what_is_not_delivered_waits_until_it_is(
+    job: Callable[..., Nightly], workdir: Path, webhook: tuple[str, list[Post]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NO-GO whose night finds the receiver down would never be announced: the next night has the same decision."""
+    url, received = webhook
+    command = f'test -e {workdir}/up && echo "$VALIDATOR_DECISION $VALIDATOR_STARTED" >> {workdir}/told.txt'
+    night = job(notify=(url,), command=command)
+    (workdir / "state").mkdir()
+    bad = replace(TOLD.run, decision="NO_GO", started="2026-01-03T02:00:00+00:00", before="GO")
+    good = replace(TOLD.run, started="2026-01-05T02:00:00+00:00", before="NO_GO")
+
+    def waits() -> list[str]:
+        return [one.run.decision for one in waiting_notifications(night)]
+
+    with monkeypatch.context() as down:
+        down.setattr(notification, "_send_now", lambda *_: (False, "could not be reached"))
+        tuple(deliver(night, [Notification(bad, ())], started=bad.started))
+        assert waits() == ["NO_GO"]
+        tuple(deliver(night, [], started="2026-01-04T02:00:00+00:00"))
+        assert waits() == ["NO_GO"]
+    lines = tuple(deliver(night, [Notification(good, ())], started=good.started))
+    assert lines[0] == "address 1 (json): sent (of 2026-01-03 02:00:00 UTC)"
+    titles = ["NO-GO (was GO): nightly quick, of 2026-01-03 02:00:00 UTC", "GO (was NO-GO): nightly quick"]
+    assert [post.json["title"] for post in received] == titles
+    assert waits() == ["NO_GO", "GO"], "the command has neither"
+    (workdir / "up").touch()
+    tuple(deliver(night, [], started="2026-01-06T02:00:00+00:00"))
+    assert (workdir / "told.txt").read_text().splitlines() == [f"NO_GO {bad.started}", f"GO {good.started}"]
+    assert len(received) == 2, "the address that has them gets neither again"
+    assert waits() == []
+
+
 def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., Nightly]) -> None:
     ended = run_job(job(notify=("json://127.0.0.1:9",)))
     assert ended.decision == "GO"
@@ -146,7 +170,7 @@ def test_an_address_that_answers_without_end_is_given_up(
     job: Callable[..., Nightly], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte is in time; only all of them together never are."""
-    monkeypatch.setattr("validator.nightly.settings._SEND_S", 2)
+    monkeypatch.setattr("validator.nightly.notification._SEND_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def drip() -> None:
@@ -195,7 +219,8 @@ def test_a_complaint_is_cut_where_no_half_of_an_address_is_left(
 ) -> None:
     """Only its end is kept; wherever the cut falls, what is left of a secret is not told."""
     (workdir / "complain").write_text(f"echo {TOKEN}{'.' * chars} >&2; exit 1", encoding="utf-8")
-    told = tuple(notify(job(command=f"sh {workdir}/complain https://chat.example/hook/{TOKEN}"), TOLD))
+    night = job(command=f"sh {workdir}/complain https://chat.example/hook/{TOKEN}")
+    told = tuple(line for line in deliver(night, [TOLD], started=TOLD.run.started) if line.startswith("command"))
     assert told[0].startswith("command: ended with 1: ")
     assert not any(TOKEN[at:] in told[0] for at in range(len(TOKEN) - 3))
 
