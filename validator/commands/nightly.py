@@ -143,6 +143,8 @@ def status(
         return
     for job, at, last in rows:
         typer.echo(f"{job.name}: {job.runbook}, {at or 'not scheduled: install it again, or remove it'}")
+        if (begun := settings.begun_start(job)) and begun.runner.alive():
+            typer.echo(f"  in progress since {begun.started}; log {begun.log}")
         typer.echo(f"  {_last_line(last)}")
         for line in _waiting_lines(job):
             typer.echo(f"  {line}; the log has why")

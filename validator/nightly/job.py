@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,16 +23,20 @@ from validator.files import replace_file
 from validator.history.page import change_sentence
 from validator.history.store import Retention, expired, read_history, remove, update_index
 from validator.history.trend import Group, group_entries
-from validator.nightly.notification import Notification, deliver
+from validator.nightly.notification import Notification, deliver, keep, waiting_notifications
 from validator.nightly.settings import (
+    BEGUN,
     UNSENT,
+    Begun,
     Nightly,
     NightlyError,
     NightlyRun,
+    begun_start,
     last_ended,
     unsent_runs,
 )
 from validator.pipeline.push import Destination, push
+from validator.runs.folder import this_runner
 from validator.secrets.redact import redact
 from validator.startup import call_argv
 from validator.text import format_time
@@ -109,14 +112,37 @@ def run_job(job: Nightly) -> NightlyRun:
     folder = Path(job.state)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder, job.name):
-        before = last_ended(job)
+        unreported = last_ended(job, alone=True) if begun_start(job) else None
+        if unreported is not None:
+            _begin_after(job, unreported)
+        before = last_ended(job, alone=True)
         started = utc_now()
         log_path = folder / f"{started:%Y%m%dT%H%M%S}Z.log"
+        begun = Begun(started=started.isoformat(timespec="seconds"), log=str(log_path), runner=this_runner())
         with _opened_log(log_path) as log:
-            run = _run_validation(job, started=started, log=log, log_path=log_path, before=before)
+            run = _run_validation(job, begun, log=log, before=before)
             _follow_up(job, run, log)
         _drop_old_logs(folder)
     return run
+
+
+def _begin_after(job: Nightly, unreported: NightlyRun) -> None:
+    """Record and keep for the notifications how the start before this one ended, which was killed before it did."""
+    with suppress(OSError):  # a full disk must not prevent the start
+        _write_last(job, unreported)
+    waiting = waiting_notifications(job)
+    if _to_be_reported(job, unreported) and all(one.run.started != unreported.started for one in waiting):
+        keep(job, [*waiting, Notification(unreported, ())])
+    (Path(job.state) / BEGUN).unlink(missing_ok=True)
+
+
+def _write_last(job: Nightly, run: NightlyRun) -> None:
+    replace_file(Path(job.state) / "last.json", json.dumps(asdict(run), indent=2) + "\n")
+
+
+def _note_begun(begun: Begun, job: Nightly) -> None:
+    with suppress(OSError):  # a full disk must not prevent the start
+        replace_file(Path(job.state) / BEGUN, begun.model_dump_json(indent=2))
 
 
 @contextmanager
@@ -148,29 +174,17 @@ def _opened_log(path: Path) -> BinaryIO:
         return Path(os.devnull).open("wb", buffering=0)
 
 
-def _run_validation(
-    job: Nightly, *, started: datetime, log: BinaryIO, log_path: Path, before: NightlyRun | None
-) -> NightlyRun:
-    sets = [word for item in job.overrides for word in ("--set", item)]
-    own = call_argv("validator.cli", "main", python=job.python)
-    command = [*own, "run", job.runbook, *sets, "--out", job.out, "--json"]
+def _run_validation(job: Nightly, begun: Begun, *, log: BinaryIO, before: NightlyRun | None) -> NightlyRun:
     exit_code: int = ExitCode.UNABLE
     found: Mapping[str, Any] = {}
+    _note_begun(begun, job)
     try:
-        done = subprocess.run(
-            command,
-            cwd=job.cwd,
-            env={**os.environ, **job.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            check=False,
-        )
-        why = f"validator run ended with exit code {done.returncode}"
-        found = _printed_result(done.stdout.decode("utf-8", "replace"))
+        returned, printed = _start_validation(job, begun, log)
+        why = f"validator run ended with exit code {returned}"
+        found = _printed_result(printed)
         # Python itself ends with 1 where it cannot start: only a result that names its decision counts.
-        decided = found.get("exit_code") == done.returncode
-        exit_code = done.returncode if decided or done.returncode not in _DECIDED else ExitCode.UNABLE
+        decided = found.get("exit_code") == returned
+        exit_code = returned if decided or returned not in _DECIDED else ExitCode.UNABLE
     except OSError as error:
         why = f"validator run cannot be started: {error}"
     run_id = str(found["run_id"]) if "run_id" in found else None
@@ -180,13 +194,30 @@ def _run_validation(
         exit_code=int(exit_code),
         decision=ExitCode(exit_code).name if exit_code in _DECIDED else ExitCode.UNABLE.name,
         why=redact(why),
-        started=started.isoformat(timespec="seconds"),
-        duration_s=round((utc_now() - started).total_seconds(), 1),
+        started=begun.started,
+        duration_s=round(utc_now().timestamp() - (unix_seconds(begun.started) or 0.0), 1),
         run_id=run_id,
         folder=str(Path(job.out) / run_id) if run_id else None,
-        log=str(log_path),
+        log=begun.log,
         before=None if before is None else before.decision,
     )
+
+
+def _start_validation(job: Nightly, begun: Begun, log: BinaryIO) -> tuple[int, str]:
+    """Carry `validator run` out; its exit code, and what it printed. Raises OSError where it cannot be started."""
+    sets = [word for item in job.overrides for word in ("--set", item)]
+    own = call_argv("validator.cli", "main", python=job.python)
+    with subprocess.Popen(
+        [*own, "run", job.runbook, *sets, "--out", job.out, "--json"],
+        cwd=job.cwd,
+        env={**os.environ, **job.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+    ) as process:
+        _note_begun(begun.model_copy(update={"validation": process.pid}), job)
+        printed, _ = process.communicate()
+    return process.returncode, printed.decode("utf-8", "replace")
 
 
 def _printed_result(text: str) -> Mapping[str, Any]:
@@ -212,8 +243,7 @@ def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
             note(f"{what} failed: {type(error).__name__}: {error}")
 
     groups: list[Group] = []
-    last = json.dumps(asdict(run), indent=2) + "\n"
-    attempt("record", lambda: replace_file(Path(job.state) / "last.json", last))
+    attempt("record", lambda: _write_last(job, run))
     attempt("retention", lambda: _retain(job, run))
     attempt("history", lambda: groups.extend(_group_of(job, run)))
     group = groups[0] if groups else None
@@ -224,6 +254,7 @@ def _follow_up(job: Nightly, run: NightlyRun, log: BinaryIO) -> None:
     sentences = tuple(f"{trend.name}: {change_sentence(trend, change)}" for trend, change in worse)
     new = [Notification(run, sentences)] if _to_be_reported(job, run) else []
     attempt("notification", lambda: deliver(job, new, started=run.started))
+    attempt("end", lambda: (Path(job.state) / BEGUN).unlink(missing_ok=True))
     if job.push:
         attempt("push", lambda: _hand_in(job, run))
 

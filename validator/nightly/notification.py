@@ -145,7 +145,7 @@ def deliver(job: Nightly, new: Sequence[Notification], *, started: str) -> Itera
         return
     mask, targets, failed = _mask(job), _targets(job), set[str]()
     newest = waiting[-1]
-    yield from _keep(job, waiting)  # before the first is sent: sending may take minutes, and be killed
+    yield from keep(job, waiting)  # before the first is sent: sending may take minutes, and be killed
     for one in tuple(waiting):
         shown, delivered = replace(one, late=one.run.started != started), set(one.delivered)
         for name, (label, send) in targets.items():
@@ -156,10 +156,10 @@ def deliver(job: Nightly, new: Sequence[Notification], *, started: str) -> Itera
             (delivered if good else failed).add(name)
         at = next(index for index, other in enumerate(waiting) if other.run == one.run)
         waiting[at : at + 1] = [] if delivered >= set(targets) else [replace(one, delivered=tuple(sorted(delivered)))]
-        yield from _keep(job, waiting)
+        yield from keep(job, waiting)
 
 
-def _keep(job: Nightly, waiting: Sequence[Notification]) -> Iterator[str]:
+def keep(job: Nightly, waiting: Sequence[Notification]) -> tuple[str, ...]:
     """Write what waits; where that fails, a line that says so, for it is sent nevertheless."""
     stored = [{"run": asdict(one.run), "regressions": one.regressions, "delivered": one.delivered} for one in waiting]
     path = Path(job.state) / WAITING
@@ -167,7 +167,8 @@ def _keep(job: Nightly, waiting: Sequence[Notification]) -> Iterator[str]:
         if stored or path.exists():
             replace_file(path, json.dumps(stored), mode=0o600)
     except OSError as error:
-        yield f"what is not delivered cannot be kept for the next start: {error.strerror or error}"
+        return (f"what is not delivered cannot be kept for the next start: {error.strerror or error}",)
+    return ()
 
 
 _Send = Callable[[Notification, Mask], tuple[bool, str]]

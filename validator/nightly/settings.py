@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from validator.errors import UserError
+from validator.errors import ExitCode, FolderError, UserError
 from validator.files import Tree, replacing, user_folder
 from validator.model.units import Frozen, parse_duration, parse_size
+from validator.runs.folder import RunFolder, Runner
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -187,6 +189,8 @@ def load(name: str) -> Nightly:
 # How its starts ended.
 
 UNSENT = "unsent.json"
+BEGUN = "begun.json"
+_DECISIONS = ("GO", "NO_GO", "INCONCLUSIVE")
 
 
 @dataclass(frozen=True)
@@ -205,13 +209,85 @@ class NightlyRun:
     before: str | None = None
 
 
-def last_ended(job: Nightly) -> NightlyRun | None:
-    """How the job's last start ended; None when it has not been started yet."""
+class Begun(Frozen):
+    """A start that has begun: written at its beginning, removed when its result is recorded and reported.
+
+    `validation` is the process id of its `validator run`, `waits` who has what it needs of the machine.
+    """
+
+    started: str
+    log: str
+    runner: Runner
+    validation: int | None = None
+    waits: str = ""
+
+
+def begun_start(job: Nightly) -> Begun | None:
+    """The start that has not ended, or whose end nobody recorded; None where the last one ended."""
     try:
         with Tree(Path(job.state)) as tree:
-            return NightlyRun(**tree.json("last.json"))
-    except (OSError, ValueError, TypeError):
+            return Begun.model_validate(tree.json(BEGUN))
+    except (OSError, ValueError):
         return None
+
+
+def last_ended(job: Nightly, *, alone: bool = False) -> NightlyRun | None:
+    """How the job's last start ended; None when it has not been started yet.
+
+    A start that was killed, or ended with its machine, is UNABLE, whatever its run folder says.
+
+    Args:
+        alone: the caller holds the job's lock, so that no other start is in progress.
+    """
+    recorded, begun = None, begun_start(job)
+    with suppress(OSError, ValueError, TypeError), Tree(Path(job.state)) as tree:
+        recorded = NightlyRun(**tree.json("last.json"))
+    if begun is None or (recorded and recorded.started == begun.started) or (begun.runner.alive() and not alone):
+        return recorded
+    return _unrecorded_start(job, begun, before=None if recorded is None else recorded.decision)
+
+
+def _unrecorded_start(job: Nightly, begun: Begun, *, before: str | None) -> NightlyRun:
+    """A start that nobody recorded the end of, with its run folder where it had made one."""
+    folder, validation = _unrecorded_folder(job, begun), ""
+    if folder is not None:
+        decision = _stored_decision(folder)
+        state = f"ended with {decision.replace('_', '-')}" if decision else "has no decision"
+        state = "still runs" if folder.header.runner.alive() else state
+        validation = f"; its validation {folder.header.run_id} {state}"
+    return NightlyRun(
+        name=job.name,
+        exit_code=int(ExitCode.UNABLE),
+        decision=ExitCode.UNABLE.name,
+        why=f"the start was interrupted before its result was recorded: killed, or the machine went down{validation}",
+        started=begun.started,
+        duration_s=0.0,
+        run_id=None if folder is None else folder.header.run_id,
+        folder=None if folder is None else str(folder.root),
+        log=begun.log,
+        before=before,
+    )
+
+
+def _stored_decision(folder: RunFolder) -> str:
+    """The decision in its result.json; empty where there is none yet."""
+    with suppress(OSError, ValueError, KeyError, TypeError), Tree(folder.root) as tree:
+        decision = tree.json("result.json")["decision"]
+        return decision if decision in _DECISIONS else ""
+    return ""
+
+
+def _unrecorded_folder(job: Nightly, begun: Begun) -> RunFolder | None:
+    """The run folder that its validation made."""
+    if begun.validation is None:
+        return None
+    since = begun.started.replace("-", "").replace(":", "")[:15]
+    for path in sorted(Path(job.out).glob("[0-9]*Z-*/run.json")):
+        with suppress(FolderError):
+            folder = RunFolder.open(path.parent)
+            if folder.header.run_id >= since and folder.header.runner.pid == begun.validation:
+                return folder
+    return None
 
 
 def unsent_runs(job: Nightly) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,17 @@ from validator.nightly import job as nightly_job
 from validator.nightly import notification
 from validator.nightly.job import Overlap, _alone, require_prometheus, run_job
 from validator.nightly.notification import Notification, _mask, deliver, require_apprise, waiting_notifications
-from validator.nightly.settings import Nightly, NightlyError, NightlyRun, last_ended, unsent_runs
+from validator.nightly.settings import (
+    Begun,
+    Nightly,
+    NightlyError,
+    NightlyRun,
+    begun_start,
+    last_ended,
+    unsent_runs,
+)
 from validator.pipeline import push as pipeline_push
+from validator.runs.folder import RunFolder, this_runner
 
 TOKEN = "b3xk7pq9wz2m"
 TOLD = Notification(NightlyRun("quick", 0, "GO", "why", "2026-01-02T03:04:05+00:00", 1.0, None, None, "log"), ())
@@ -157,6 +167,42 @@ def test_what_is_not_delivered_waits_until_it_is(
     assert (workdir / "told.txt").read_text().splitlines() == [f"NO_GO {bad.started}", f"GO {good.started}"]
     assert len(received) == 2, "the address that has them gets neither again"
     assert waits() == []
+
+
+def test_a_start_that_was_killed_is_reported_by_the_next_one(
+    job: Callable[..., Nightly], webhook: tuple[str, list[Post]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, received = webhook
+    night = job()
+    first, last = run_job(night), Path(night.state) / "last.json"
+    header = RunFolder.open(Path(str(first.folder))).header
+    begun = Begun(started=first.started, log="log", runner=header.runner, validation=header.runner.pid)
+
+    def killed(recorded: NightlyRun, started: str) -> NightlyRun | None:
+        last.write_text(json.dumps(asdict(recorded)), encoding="utf-8")
+        (last.parent / "begun.json").write_text(begun.model_copy(update={"started": started}).model_dump_json())
+        return last_ended(night)
+
+    before = replace(first, decision="NO_GO", started="2026-01-01T02:00:00+00:00")
+    found = killed(before, first.started)
+    assert found is not None
+    assert (found.decision, found.before, found.folder) == ("UNABLE", "NO_GO", first.folder)
+    assert found.why.endswith(f"its validation {first.run_id} ended with GO")
+    monkeypatch.setattr(nightly_job, "_start_validation", lambda *_: (0, '{"exit_code": 0, "why": "fine"}'))
+    ended = run_job(job(notify=(url,)))
+    assert (ended.decision, ended.before, begun_start(night)) == ("GO", "UNABLE", None)
+    titles = [
+        f"UNABLE (was NO-GO): nightly quick, of {Notification(first, ()).moment}",
+        "GO (was UNABLE): nightly quick",
+    ]
+    assert [post.json["title"] for post in received] == titles
+    received.clear()
+    assert killed(before, before.started) == before, "recorded, and killed before it was reported"
+    run_job(job(notify=(url,)))
+    titles = ["NO-GO: nightly quick, of 2026-01-01 02:00:00 UTC", "GO (was NO-GO): nightly quick"]
+    assert [post.json["title"] for post in received] == titles
+    begun = begun.model_copy(update={"runner": this_runner()})
+    assert killed(before, first.started) == before, "in progress"
 
 
 def test_an_address_that_does_not_answer_changes_no_decision(job: Callable[..., Nightly]) -> None:
