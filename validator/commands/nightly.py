@@ -68,7 +68,7 @@ def install(
 ) -> None:
     """Start a runbook every night: by a systemd timer, or by cron where systemd is absent."""
     from validator.kinds.registry import load
-    from validator.nightly import job, notification, schedule, settings
+    from validator.nightly import job, notification, schedule, settings, variables
     from validator.runbook import find
 
     with reported():
@@ -76,6 +76,7 @@ def install(
         made = settings.new_job(
             name=name or loaded.runbook.name,
             runbook=str(Path(runbook).resolve()) if Path(runbook).is_file() else runbook,
+            lacking=variables.lacking_variables(loaded, environment=os.environ),
             at=at,
             days=tuple(on or ()),
             overrides=tuple(set_ or ()),
@@ -96,6 +97,8 @@ def install(
             typer.echo(f"warning: {push} has no TLS, so that the network can read the token; use https", err=True)
         if prometheus is not None:
             job.require_prometheus(prometheus.resolve())
+        if made.lacking:
+            typer.echo(f"warning: {variables.lacking_sentence(made.lacking)}", err=True)
         if print_only:
             typer.echo(schedule.shown(made, cron=cron))
             return

@@ -35,6 +35,7 @@ from validator.nightly.settings import (
     last_ended,
     unsent_runs,
 )
+from validator.nightly.variables import lacking_sentence
 from validator.pipeline.push import Destination, push
 from validator.runs.folder import this_runner
 from validator.secrets.redact import redact
@@ -189,6 +190,9 @@ def _run_validation(job: Nightly, begun: Begun, *, log: BinaryIO, before: Nightl
         why = f"validator run cannot be started: {error}"
     run_id = str(found["run_id"]) if "run_id" in found else None
     why = str(found.get("why") or found.get("error") or why)
+    lacking = tuple(name for name in job.lacking if name not in os.environ)
+    if lacking and exit_code != ExitCode.GO:
+        why = f"{why} {lacking_sentence(lacking)}"
     return NightlyRun(
         name=job.name,
         exit_code=int(exit_code),

@@ -54,6 +54,7 @@ class Nightly(Frozen):
     cwd: str
     python: str
     environment: dict[str, str] = Field(default_factory=dict)
+    lacking: tuple[str, ...] = Field((), description="Variables that the runbook reads, and its nights have not.")
     notify: tuple[str, ...] = Field((), description="Apprise URLs: webhook, Slack, mail and a hundred more.")
     notify_on: Literal["change", "always", "never"] = "change"
     command: str | None = Field(None, description="Shell command that gets the decision in its environment.")

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.validator.service.pushing import served
 from tests.webhooks import Post, listening
 from validator.errors import UserError
+from validator.kinds.registry import load
 from validator.nightly import job as nightly_job
 from validator.nightly import notification
 from validator.nightly.job import Overlap, _alone, require_prometheus, run_job
@@ -33,6 +34,7 @@ from validator.nightly.settings import (
     last_ended,
     unsent_runs,
 )
+from validator.nightly.variables import lacking_variables
 from validator.pipeline import push as pipeline_push
 from validator.runs.folder import RunFolder, this_runner
 
@@ -306,6 +308,25 @@ def test_a_command_is_told_the_decision(job: Callable[..., Nightly], workdir: Pa
     told = (workdir / "told.txt").read_text(encoding="utf-8").splitlines()
     assert told[0] == "GO 0"
     assert told[1] == "GO: nightly quick"
+
+
+def test_a_variable_that_only_the_shell_has_is_named(
+    job: Callable[..., Nightly], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workdir / "train.py").write_text(
+        'os.environ["MY_DATA_DIR"], os.getenv("GIVEN"), os.environ.get("LANG"), os.environ.get("NOBODY_HAS")'
+    )
+    (workdir / "needs.yaml").write_text(
+        f"{RUNBOOK}defaults: {{env: {{GIVEN: 1}}}}\n".replace("cat answer.txt", "cat $WHERE; python train.py")
+    )
+    monkeypatch.chdir(workdir)
+    shell = {"MY_DATA_DIR": "/data", "GIVEN": "2", "LANG": "C", "HOME": "/root", "WHERE": "/here", "UNREAD": "1"}
+    assert lacking_variables(load("needs.yaml"), environment=shell) == ("MY_DATA_DIR", "WHERE")
+    monkeypatch.setattr(nightly_job, "_start_validation", lambda *_: (1, '{"exit_code": 1, "why": "It failed."}'))
+    ended = run_job(job(lacking=("MY_DATA_DIR",)))
+    assert (ended.decision, ended.why.startswith("It failed. MY_DATA_DIR: set in the shell")) == ("NO_GO", True)
+    monkeypatch.setattr(nightly_job, "_start_validation", lambda *_: (0, '{"exit_code": 0, "why": "fine"}'))
+    assert run_job(job(lacking=("MY_DATA_DIR",))).why == "fine"
 
 
 def test_metrics_are_what_prometheus_reads(job: Callable[..., Nightly], workdir: Path) -> None:
