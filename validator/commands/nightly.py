@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from validator.commands.common import AsJson, Overrides, RunbookArgument, command_group, fail, print_json, reported
+from validator.text import format_duration
 
 if TYPE_CHECKING:
     from validator.nightly.settings import Nightly, NightlyRun
@@ -47,6 +48,9 @@ def install(
         str | None,
         typer.Option(metavar="LINE", help="Shell line to start; it gets VALIDATOR_DECISION and other variables."),
     ] = None,
+    wait: Annotated[
+        str, typer.Option(metavar="DURATION", help="Longest wait for another validation that has the machine.")
+    ] = "6h",
     keep_count: Annotated[int | None, typer.Option(metavar="N", help="Keep so many runs of the runbook.")] = None,
     keep_age: Annotated[str | None, typer.Option(metavar="DURATION", help="Keep runs so long: 90d.")] = None,
     keep_size: Annotated[
@@ -84,6 +88,7 @@ def install(
             notify=tuple(notify or ()),
             notify_on=notify_on,
             command=notify_command,
+            wait_s=settings.parsed_limit("--wait", wait),
             keep_count=keep_count,
             keep_days=None if keep_age is None else settings.parsed_limit("--keep-age", keep_age) / 86400,
             keep_bytes=None if keep_size is None else int(settings.parsed_limit("--keep-size", keep_size)),
@@ -97,6 +102,12 @@ def install(
             typer.echo(f"warning: {push} has no TLS, so that the network can read the token; use https", err=True)
         if prometheus is not None:
             job.require_prometheus(prometheus.resolve())
+        for other in settings.at_the_same_time(made):
+            typer.echo(
+                f"warning: {other} starts at {made.at} as well; where both need the CPU or one GPU, one waits for the "
+                f"other, {format_duration(made.wait_s)} at most: choose another --at",
+                err=True,
+            )
         if made.lacking:
             typer.echo(f"warning: {variables.lacking_sentence(made.lacking)}", err=True)
         if print_only:
@@ -146,8 +157,11 @@ def status(
         return
     for job, at, last in rows:
         typer.echo(f"{job.name}: {job.runbook}, {at or 'not scheduled: install it again, or remove it'}")
+        typer.echo(f"  waits {format_duration(job.wait_s)} at most where the machine is in use")
         if (begun := settings.begun_start(job)) and begun.runner.alive():
             typer.echo(f"  in progress since {begun.started}; log {begun.log}")
+            if begun.waits:
+                typer.echo(f"  waits, {format_duration(job.wait_s)} at most: {begun.waits}")
         typer.echo(f"  {_last_line(last)}")
         for line in _waiting_lines(job):
             typer.echo(f"  {line}; the log has why")

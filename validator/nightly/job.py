@@ -40,7 +40,8 @@ from validator.pipeline.push import Destination, push
 from validator.runs.folder import this_runner
 from validator.secrets.redact import redact
 from validator.startup import call_argv
-from validator.text import format_time
+from validator.supervise.lock import IN_USE, holders
+from validator.text import format_duration, format_time
 from validator.times import unix_seconds, utc_now
 
 _DECIDED = (ExitCode.GO, ExitCode.NO_GO, ExitCode.INCONCLUSIVE)
@@ -96,6 +97,9 @@ def write_metrics(path: Path, run: NightlyRun, group: Group | None) -> Iterator[
 
 _LOGS_KEPT = 30
 _UNSENT_KEPT = 30
+_LOOK_S = 2.0
+_PAUSE_S, _MAX_PAUSE_S = 5.0, 60.0
+"""Time between two attempts to start, which doubles: a holder that is not named cannot be watched."""
 _PUSH_S = 3600.0
 """How long one start pushes at most: the next one waits for its end."""
 
@@ -180,7 +184,7 @@ def _run_validation(job: Nightly, begun: Begun, *, log: BinaryIO, before: Nightl
     found: Mapping[str, Any] = {}
     _note_begun(begun, job)
     try:
-        returned, printed = _start_validation(job, begun, log)
+        returned, printed = _start_when_free(job, begun, log)
         why = f"validator run ended with exit code {returned}"
         found = _printed_result(printed)
         # Python itself ends with 1 where it cannot start: only a result that names its decision counts.
@@ -190,6 +194,8 @@ def _run_validation(job: Nightly, begun: Begun, *, log: BinaryIO, before: Nightl
         why = f"validator run cannot be started: {error}"
     run_id = str(found["run_id"]) if "run_id" in found else None
     why = str(found.get("why") or found.get("error") or why)
+    if IN_USE in why:
+        why = f"{why}; this start waited {format_duration(job.wait_s)} for it"
     lacking = tuple(name for name in job.lacking if name not in os.environ)
     if lacking and exit_code != ExitCode.GO:
         why = f"{why} {lacking_sentence(lacking)}"
@@ -205,6 +211,32 @@ def _run_validation(job: Nightly, begun: Begun, *, log: BinaryIO, before: Nightl
         log=begun.log,
         before=None if before is None else before.decision,
     )
+
+
+def _start_when_free(job: Nightly, begun: Begun, log: BinaryIO) -> tuple[int, str]:
+    """`_start_validation`, again whenever what another validation holds is released, for `wait_s` at most."""
+    until, pause_s = time.monotonic() + job.wait_s, _PAUSE_S
+    while True:
+        returned, printed = _start_validation(job, begun, log)
+        refusal = str(_printed_result(printed).get("error", "")).partition("; wait")[0]
+        if returned != ExitCode.UNABLE or IN_USE not in refusal:
+            return returned, printed
+        with suppress(OSError):  # on a full disk it waits nevertheless
+            log.write(f"waits: {redact(refusal)}\n".encode("utf-8", "backslashreplace"))
+        _note_begun(begun.model_copy(update={"waits": redact(refusal)}), job)
+        # A start that is refused at once must not disturb, again and again, what is measured on the machine.
+        next_s, pause_s = time.monotonic() + pause_s, min(2 * pause_s, _MAX_PAUSE_S)
+        while time.monotonic() < next_s or _is_held_by(refusal):
+            if time.monotonic() >= until:
+                return returned, printed
+            time.sleep(_LOOK_S)
+
+
+def _is_held_by(refusal: str) -> bool:
+    """Whether the process that a refusal names still holds a lock of this machine."""
+    with suppress(OSError):
+        return any(f"process {one['pid']} (" in refusal for one in holders().values())
+    return False
 
 
 def _start_validation(job: Nightly, begun: Begun, log: BinaryIO) -> tuple[int, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -58,6 +59,7 @@ class Nightly(Frozen):
     notify: tuple[str, ...] = Field((), description="Apprise URLs: webhook, Slack, mail and a hundred more.")
     notify_on: Literal["change", "always", "never"] = "change"
     command: str | None = Field(None, description="Shell command that gets the decision in its environment.")
+    wait_s: float = Field(6 * 3600.0, ge=0, description="How long a start waits for the machine's locks.")
     keep_count: int | None = Field(None, ge=1)
     keep_days: float | None = Field(None, gt=0)
     keep_bytes: int | None = Field(None, gt=0)
@@ -146,9 +148,9 @@ def changed_job(job: Nightly, **changes: Any) -> Nightly:
 
 
 def parsed_limit(option: str, text: str) -> float:
-    """`--keep-age 90d` in seconds, `--keep-size 20GiB` in bytes; raises NightlyError for another text."""
+    """`--keep-age 90d`, `--wait 6h` in seconds, `--keep-size 20GiB` in bytes; raises NightlyError for another text."""
     try:
-        return parse_duration(text) if option == "--keep-age" else float(parse_size(text))
+        return float(parse_size(text)) if option == "--keep-size" else parse_duration(text)
     except ValueError as error:
         raise NightlyError(f"{option} {text}: {error}") from None
 
@@ -158,6 +160,15 @@ def _first_message(error: Any) -> str:
     found = error.errors()[0]
     message = str(found["msg"]).removeprefix("Value error, ")
     return message if message.startswith("--") else f"--{str(found['loc'][-1]).replace('_', '-')}: {message}"
+
+
+def at_the_same_time(job: Nightly) -> Iterator[str]:
+    """Names of the other jobs that start at the time of this one, on one of its days."""
+    for name in names():
+        with suppress(NightlyError):
+            other = load(name)
+            if name != job.name and other.at == job.at and set(other.days or DAYS) & set(job.days or DAYS):
+                yield name
 
 
 def save(job: Nightly) -> Path:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apprise
@@ -37,6 +38,7 @@ from validator.nightly.settings import (
 from validator.nightly.variables import lacking_variables
 from validator.pipeline import push as pipeline_push
 from validator.runs.folder import RunFolder, this_runner
+from validator.supervise.lock import LockHeld
 
 TOKEN = "b3xk7pq9wz2m"
 TOLD = Notification(NightlyRun("quick", 0, "GO", "why", "2026-01-02T03:04:05+00:00", 1.0, None, None, "log"), ())
@@ -327,6 +329,34 @@ def test_a_variable_that_only_the_shell_has_is_named(
     assert (ended.decision, ended.why.startswith("It failed. MY_DATA_DIR: set in the shell")) == ("NO_GO", True)
     monkeypatch.setattr(nightly_job, "_start_validation", lambda *_: (0, '{"exit_code": 0, "why": "fine"}'))
     assert run_job(job(lacking=("MY_DATA_DIR",))).why == "fine"
+
+
+@pytest.mark.parametrize(("wait_s", "decision"), [(3600.0, "GO"), (60.0, "UNABLE"), (0.0, "UNABLE")])
+def test_a_start_waits_for_the_machine(
+    job: Callable[..., Nightly], monkeypatch: pytest.MonkeyPatch, wait_s: float, decision: str
+) -> None:
+    """Two jobs at the same time: each night one of them was UNABLE, at random."""
+    night, now, starts = job(wait_s=wait_s), [0.0], list[float]()
+    other = {"pid": 1234, "command": "validator run", "since": "", "run_dir": None}
+    refused = json.dumps({"exit_code": 4, "error": str(LockHeld("cpu", other))})
+
+    def start(*_: object) -> tuple[int, str]:
+        starts.append(now[0])
+        return (4, refused) if now[0] < 600 else (0, '{"exit_code": 0, "why": "fine"}')
+
+    def sleep(seconds: float) -> None:
+        found = begun_start(night)
+        assert found is not None
+        assert found.waits.startswith("the CPU of this machine is in use by another validation: process 1234")
+        now[0] += seconds
+
+    monkeypatch.setattr(nightly_job, "_start_validation", start)
+    monkeypatch.setattr(nightly_job, "holders", lambda: {"cpu": other} if now[0] < 600 else {})
+    monkeypatch.setattr(nightly_job, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    ended = run_job(night)
+    assert ended.decision == decision
+    assert starts == ([0.0, 600.0] if decision == "GO" else [0.0]), "it is not started while the lock is held"
+    assert ("; this start waited " in ended.why) == (decision == "UNABLE")
 
 
 def test_metrics_are_what_prometheus_reads(job: Callable[..., Nightly], workdir: Path) -> None:

@@ -24,7 +24,7 @@ from validator.nightly.schedule import (
     timer,
     unschedule,
 )
-from validator.nightly.settings import Nightly, NightlyError, changed_job, load, names, save
+from validator.nightly.settings import Nightly, NightlyError, at_the_same_time, changed_job, load, names, save
 
 
 def job(**changes: Any) -> Nightly:
@@ -58,6 +58,15 @@ def test_a_crontab_line_starts_the_job_at_its_time_on_its_days() -> None:
     words = cron_line(job())
     assert f"cd {job().path.parent} && '/opt/a venv/bin/python' -m validator nightly run" in words
     assert words.endswith("# validator-nightly:ddp")
+
+
+def test_another_job_at_the_same_time_is_named(home: Path) -> None:
+    for name, at, days in (("same", "02:05", ()), ("later", "02:06", ()), ("weekend", "02:05", ("sat",))):
+        save(job(name=name, at=at, days=days))
+    (home / "config" / "validator" / "nightly" / "damaged.json").write_text("{}", encoding="utf-8")
+    assert list(at_the_same_time(job())) == ["same", "weekend"]
+    assert list(at_the_same_time(job(name="same", days=("mon",)))) == []
+    assert list(at_the_same_time(job(days=("mon",)))) == ["same"]
 
 
 def test_a_percent_sign_is_no_line_break_to_cron() -> None:
