@@ -177,6 +177,8 @@ _Send = Callable[[Notification, Mask], tuple[bool, str]]
 def _targets(job: Nightly) -> dict[str, tuple[str, _Send]]:
     """The label and the sending of each address and of the command, by checksum: addresses are secrets."""
     found: dict[str, tuple[str, _Send]] = {}
+    if job.notify_on == "never":
+        return found
     for number, url in enumerate(job.notify, start=1):
         label = f"address {number} ({url.partition('://')[0]})"
         found[_checksum(url)] = label, partial(_sending_result, url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import time
@@ -161,6 +162,10 @@ def test_what_is_not_delivered_waits_until_it_is(
         assert waits() == ["NO_GO"]
         tuple(deliver(night, [], started="2026-01-04T02:00:00+00:00"))
         assert waits() == ["NO_GO"]
+        muted = job(notify=(url,), notify_on="never", state=str(workdir / "muted"))
+        shutil.copytree(workdir / "state", workdir / "muted")
+        tuple(deliver(muted, [], started="2026-01-04T02:00:00+00:00"))
+        assert waiting_notifications(muted) == ()
     lines = tuple(deliver(night, [Notification(good, ())], started=good.started))
     assert lines[0] == "address 1 (json): sent (of 2026-01-03 02:00:00 UTC)"
     titles = ["NO-GO (was GO): nightly quick, of 2026-01-03 02:00:00 UTC", "GO (was NO-GO): nightly quick"]
