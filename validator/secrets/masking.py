@@ -265,9 +265,9 @@ def clean_spec(spec: RunSpec) -> RunSpec:
     return spec.model_copy(
         update={
             "argv": redact_words(spec.argv, redact),
-            "env": _clean_settings(spec.env),
-            "requested": _clean_settings(spec.requested),
-            "settings": _clean_settings(spec.settings),
+            "env": clean_settings(spec.env),
+            "requested": clean_settings(spec.requested),
+            "settings": clean_settings(spec.settings),
             "cwd": None if spec.cwd is None else redact(spec.cwd),
         }
     )
@@ -305,7 +305,8 @@ def is_secret(name: str) -> bool:
     return is_secret_name(name.rpartition(".")[2])
 
 
-def _clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name without secrets."""
     return {name: _clean_setting(name, value) for name, value in settings.items()}
 
 
@@ -323,7 +324,7 @@ def _clean_tree(value: Any, key: str = "") -> Any:
     """Clean the places of a runbook that hold settings or commands, whatever phase they are in."""
     if isinstance(value, dict):
         if key in SETTINGS:
-            return _clean_settings(value)
+            return clean_settings(value)
         return {name: _clean_tree(item, name) for name, item in value.items()}
     if isinstance(value, list):
         if key in WORDS:
