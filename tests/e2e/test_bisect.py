@@ -155,3 +155,22 @@ def test_the_bundled_trainer_by_its_own_folders(workdir: Path, cli: Callable[...
     # never hides the one that costs a factor of ten.
     assert "args.prefill" in _causes(answer)
     assert answer.json["good_value"] > 1.5 * answer.json["bad_value"]
+
+
+def test_no_secret_of_an_end_is_written(
+    cli: Callable[..., Answer], ends: Callable[..., None], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends({"b": 1, "f": 1})
+    given = {"DB_PASSWORD": "pwd-Zx81kQ77vv", "PLAIN": "a-pwd-Zx81kQ77vv", "OWN": "declared-Zx82"}
+    for name in ("good", "bad"):
+        path = workdir / f"{name}.yaml"
+        text = path.read_text(encoding="utf-8").replace("env: {}", f"env: {json.dumps(given)}")
+        path.write_text(text.replace("trainer:", "secrets: [OWN]\ntrainer:", 1), encoding="utf-8")
+    answer = _bisect(cli)
+    assert answer.rc == 0, answer.err
+    (folder,) = (workdir / "reports").iterdir()
+    written = [path for path in folder.rglob("*") if path.is_file() and b"Zx8" in path.read_bytes()]
+    assert not written
+    assert "Zx8" not in answer.out + answer.err
+    refused = cli("bisect", "--resume", str(folder))
+    assert "was redacted and is not stored; set it in the environment" in refused.err

@@ -254,6 +254,17 @@ def test_the_plan_shows_no_secret(cli, runbook: Path) -> None:
         assert "visible" in answer.out
 
 
+def test_a_batch_file_that_holds_what_was_given_is_its_owners_alone(cli, workdir: Path) -> None:
+    phase = "{id: nodes, kind: train, steps: 50}"
+    text = f"schema: 1\nname: job\ncluster: {{engine: slurm, nodes: 2}}\ndefaults: {{nproc: 1}}\nphases: [{phase}]\n"
+    (workdir / "job.yaml").write_text(text, encoding="utf-8")
+    done = cli("submit", "job.yaml", "--set", "defaults.env.HF_TOKEN=zq31-batch")
+    assert done.rc == 0, done.err
+    file = workdir / "reports" / "job.sbatch"
+    assert "zq31-batch" in file.read_text(), "the job needs it"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_resumed_validation_asks_for_what_is_not_stored(cli, runbook: Path, workdir: Path, tmp_path: Path) -> None:
     words = ("run", str(runbook), *OVERRIDES, "--only", "train", "--only", "last")
     own = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}

@@ -25,7 +25,8 @@ from validator.plan import plan_phase
 from validator.runbook import find
 from validator.runs.folder import RunFolder
 from validator.runs.replay import events_of, started_runs
-from validator.secrets.redact import REDACTED, redact, redact_env
+from validator.secrets.masking import clean_settings
+from validator.secrets.redact import REDACTED, redact, redact_words
 
 _STEPS = 60
 _WARMUP = 10
@@ -38,6 +39,7 @@ class End(Frozen):
 
     name: str
     trainer: Trainer
+    secrets: tuple[str, ...] = ()
     args: dict[str, Setting] = Field(default_factory=dict, description="As declared; `{steps}` and `{out}` stay.")
     env: dict[str, Setting] = Field(default_factory=dict)
     nproc: int = 0
@@ -115,6 +117,7 @@ def _of_spec(runbook: Runbook, spec: RunSpec, *, name: str) -> End:
     return End(
         name=name,
         trainer=runbook.trainer,
+        secrets=runbook.secrets,
         args=args,
         env=env,
         nproc=nproc_of(runbook, phase),
@@ -266,10 +269,15 @@ def with_settings(good: End, bad: End, names: frozenset[str]) -> End:
 
 def without_secrets(end: End) -> End:
     """The end as it is written and shown."""
-    args = {key: redact(value) if isinstance(value, str) else value for key, value in end.args.items()}
-    env = redact_env({key: str(value) for key, value in end.env.items()})
-    kept = {key: value if env[key] == str(value) else env[key] for key, value in end.env.items()}
-    return end.model_copy(update={"args": args, "env": kept})
+    trainer = end.trainer
+    shown = {
+        "args": {},  # the runs have those of the end
+        "trial_args": clean_settings(trainer.trial_args),
+        "command": redact_words(trainer.command, redact),
+        "launcher_args": redact_words(trainer.launcher_args, redact),
+    }
+    settings = {"args": clean_settings(end.args), "env": clean_settings(end.env)}
+    return end.model_copy(update={**settings, "trainer": trainer.model_copy(update=shown)})
 
 
 def with_secrets(end: End) -> End:
@@ -282,11 +290,12 @@ def with_secrets(end: End) -> End:
     for key, value in end.env.items():
         if REDACTED in str(value):
             if key not in os.environ:
-                raise FolderError(f"{key} was redacted and is not stored; set it in the environment to resume")
+                raise FolderError(f"{key} was redacted and is not stored; set it in the environment")
             env[key] = os.environ[key]
-    secret = next((key for key, value in end.args.items() if REDACTED in str(value)), None)
+    settings = {**end.args, **end.trainer.trial_args, "command": (*end.trainer.command, *end.trainer.launcher_args)}
+    secret = next((key for key, value in settings.items() if REDACTED in str(value)), None)
     if secret is not None:
         raise FolderError(
-            f"the argument {secret} was redacted and is not stored; start a new bisection with GOOD and BAD"
+            f"the argument {secret} was redacted and is not stored; start a new bisection with runbooks as GOOD and BAD"
         )
     return end.model_copy(update={"env": env})

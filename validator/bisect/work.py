@@ -44,7 +44,8 @@ from validator.pipeline.session import (
 )
 from validator.plan import plan_phase
 from validator.runs.folder import new_run_id, this_runner, utc_now
-from validator.secrets.masking import clean_result, mask_of
+from validator.secrets.declared import declare_secrets_of
+from validator.secrets.masking import clean_result, known_secrets, mask_of
 from validator.stats.estimate import NORMAL_975
 from validator.stats.measure import NotMeasured, RunMeasurement, measure
 from validator.text import format_number
@@ -108,7 +109,8 @@ def bisect(request: BisectRequest, *, note: Note) -> Bisection:
         FolderError: when an end cannot be read, or the two do not differ.
         Unable: when the machine is held by another validation, or the disk refuses.
     """
-    good, bad = read_end(request.good, phase=request.phase), read_end(request.bad, phase=request.phase)
+    good, bad = (with_secrets(read_end(end, phase=request.phase)) for end in (request.good, request.bad))
+    _declare_secrets(good, bad)
     if not differences(good, bad):
         raise FolderError(f"{good.name} and {bad.name} do not differ in any setting, so there is nothing to search")
     _require_metric(request.metric, _metrics_of(good))
@@ -140,6 +142,7 @@ def resume(root: Path, *, lock: bool = True, max_runs: int | None = None, note: 
     except (OSError, ValueError) as error:
         raise FolderError(f"{root} is no folder of a bisection: request.json cannot be read") from error
     header = header.model_copy(update={"good": with_secrets(header.good), "bad": with_secrets(header.bad)})
+    _declare_secrets(header.good, header.bad)
     header = header if max_runs is None else header.model_copy(update={"max_runs": max_runs})
     root = root.resolve()  # before the working directory changes
     with working_folder(cwd=header.cwd, python=header.python):
@@ -147,9 +150,7 @@ def resume(root: Path, *, lock: bool = True, max_runs: int | None = None, note: 
 
 
 def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> Bisection:
-    machine = Runbook.model_validate(
-        {"schema": 1, "name": "bisect", "hardware": header.good.hardware, "phases": [{"id": "p", "kind": "preflight"}]}
-    )
+    machine = _machine(header.good)
     require_hardware(machine)
     require_packages((trial_spec(header, frozenset(), number=1, run_dir=root),), runbook=header.good.name)
     with (
@@ -175,6 +176,24 @@ def _carry_out(header: BisectHeader, root: Path, *, lock: bool, note: Note) -> B
         runner.journal.append("finished" if answer.outcome != "interrupted" else "interrupted", outcome=answer.outcome)
         (root / "bisect.json").write_text(answer.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return answer
+
+
+def _machine(good: End, *, secrets: Collection[str] = ()) -> Runbook:
+    """A runbook of what the runs need of the machine."""
+    phases = [{"id": "p", "kind": "preflight"}]
+    return Runbook.model_validate(
+        {"schema": 1, "name": "bisect", "hardware": good.hardware, "secrets": tuple(secrets), "phases": phases}
+    )
+
+
+def _declare_secrets(good: End, bad: End) -> None:
+    """From here on the secrets of both ends are written nowhere, under whatever name they stand."""
+    names = {*good.secrets, *bad.secrets}
+    hidden: set[str] = set()
+    for end in (good, bad):
+        settings = {key: str(value) for key, value in (*end.env.items(), *end.args.items())}
+        hidden |= known_secrets(settings, end.trainer.command, named=names)
+    declare_secrets_of(_machine(good, secrets=names), hidden=hidden)
 
 
 def _metrics_of(good: End) -> Mapping[str, Metric]:

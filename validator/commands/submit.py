@@ -41,7 +41,7 @@ def command(
         target = file or out / f"{loaded.runbook.name}.sbatch"
         target.parent.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        replace_file(target, text)
+        replace_file(target, text, mode=0o600 if overrides else 0o666)  # what --set gives may be a secret
         job = submitted(target) if now else None
 
     def lines(*, width: int, color: bool) -> list[str]:

@@ -182,14 +182,18 @@ def settled(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str |
     return None if veto is None else f"the veto {veto.code} forbids GO"
 
 
-def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str | None = None) -> Recommendation:
-    """The settings worth using: the runbook's own environment, overlaid by the arms that won.
+def recommend(
+    phases: Sequence[PhaseReport], decision: Decision, *, runbook: Runbook, command: str | None = None
+) -> Recommendation:
+    """The settings worth using: of a GO the runbook's own environment, overlaid by the arms that won, and the command
+    that they belong to; without a GO only what the validation chose itself, arms that won and remedies that helped.
 
     `because` holds one sentence for each comparison, whether or not it recommends anything, and for each remedy after
     which a phase passed that had failed as declared. A variable that holds a placeholder, such as the run's own folder,
     has no value outside of a run: `because` says that it is left out.
     """
-    env = {name: setting_text(value) for name, value in runbook.defaults.env.items()}
+    declared = runbook.defaults.env if decision == "GO" else {}
+    env = {name: setting_text(value) for name, value in declared.items()}
     because: list[str] = []
     for phase in phases:
         env |= _remedied(phase, because)
@@ -209,7 +213,7 @@ def recommend(phases: Sequence[PhaseReport], *, runbook: Runbook, command: str |
     unfilled = {name: value for name, value in env.items() if has_placeholder(value)}
     because += [f"{name} is left out: it holds a placeholder, which has a value only in a run." for name in unfilled]
     env = {name: value for name, value in env.items() if name not in unfilled}
-    return Recommendation(env=env, command=command, because=tuple(because))
+    return Recommendation(env=env, command=command if decision == "GO" else None, because=tuple(because))
 
 
 def _remedied(phase: PhaseReport, because: list[str]) -> dict[str, str]:

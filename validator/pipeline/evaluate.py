@@ -40,6 +40,7 @@ def assemble(
     findings = diagnose(record, phases)
     decision, why = decide(phases, findings, pending=_pending(record))
     header = folder.header
+    recommended = recommend(phases, decision, runbook=header.runbook, command=_launch_command(record))
     return ValidationReport(
         run_id=header.run_id,
         runbook=RunbookRef(
@@ -61,7 +62,7 @@ def assemble(
         exit_code=_exit_code(decision, record),
         phases=phases,
         findings=findings,
-        recommended=_recommended(recommend(phases, runbook=header.runbook, command=_launch_command(record))),
+        recommended=_recommended(recommended),
         environment=dict(record.environment),
         fleet=fleet(record, events_of(folder)),
         artifacts=() if decision == "IN_PROGRESS" else _artifacts(folder),

@@ -7,6 +7,7 @@ attempt are kept.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +21,9 @@ from validator.runbook.load import LoadedRunbook
 from validator.runs.folder import RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import events_of, pending, reconstruct, runner_sessions, started_runs
+from validator.secrets.declared import declare_secrets_of
 from validator.secrets.masking import clean_runbook, is_secret
-from validator.secrets.redact import REDACTED, declare_secrets, redact, redact_words
+from validator.secrets.redact import REDACTED, redact, redact_words
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,9 @@ _MIN_CHARS = 6
 def clean_loaded(loaded: LoadedRunbook) -> LoadedRunbook:
     """The runbook, its source and its overrides without secrets; the hash stays that of the file as it was read.
 
-    From here on this process takes what the runbook declares for a secret.
+    From here on this process takes its secrets for secrets, wherever they stand.
     """
-    declare_secrets(loaded.runbook.secrets)
+    declare_secrets_of(loaded.runbook)
     text = redact(loaded.text)
     for secret in sorted(_hidden(loaded.runbook), key=len, reverse=True):
         text = text.replace(secret, REDACTED)
@@ -158,7 +160,7 @@ def with_secrets(folder: RunFolder, overrides: Iterable[str]) -> Runbook:
         RunbookError: when the runbook's file is gone.
     """
     header, given = folder.header, list(overrides)
-    declare_secrets(header.runbook.secrets)
+    declare_secrets_of(header.runbook)
     missing = [one for one in header.overrides if REDACTED in one]
     keys = {one.partition("=")[0] for one in missing}
     strange = [one.partition("=")[0] for one in given if one.partition("=")[0] not in keys]
@@ -177,12 +179,46 @@ def with_secrets(folder: RunFolder, overrides: Iterable[str]) -> Runbook:
     by_key = {one.partition("=")[0]: one for one in given}
     texts = [by_key.get(one.partition("=")[0], one) for one in header.overrides]
     loaded = load(find(header.runbook_path), overrides=texts)
-    if clean_runbook(loaded.runbook) != header.runbook:
+    stored, read, clean = (
+        one.model_dump(mode="json", by_alias=True)
+        for one in (header.runbook, loaded.runbook, clean_runbook(loaded.runbook))
+    )
+    if not (_agrees(stored, read) or _agrees(stored, clean)):
         raise FolderError(
             f"{header.runbook_path} has changed since {header.run_id} was started, and the secrets in it are not "
             "stored; restore it, or start a new run without --resume"
         )
+    # The environment at the start may have held a secret that this one lacks.
+    declare_secrets_of(loaded.runbook, hidden=_withheld(stored, read))
     return loaded.runbook
+
+
+def _agrees(stored: Any, read: Any) -> bool:
+    """Whether a clean runbook is the stored one; `[redacted]` may be any text in it."""
+    if isinstance(stored, dict) and isinstance(read, dict):
+        return stored.keys() == read.keys() and all(_agrees(stored[key], read[key]) for key in stored)
+    if isinstance(stored, list) and isinstance(read, list):
+        return len(stored) == len(read) and all(map(_agrees, stored, read))
+    if isinstance(stored, str) and REDACTED in stored:
+        return _unredacted(stored).fullmatch(str(read)) is not None
+    return bool(stored == read)
+
+
+def _withheld(stored: Any, read: Any, *, part: bool = True) -> Iterator[str]:
+    """The texts of a runbook that its stored copy has as `[redacted]`, with `part` those within a longer text too."""
+    if isinstance(stored, dict):
+        for key in stored:
+            yield from _withheld(stored[key], read[key], part=part)
+    elif isinstance(stored, list):
+        for old, new in zip(stored, read, strict=True):
+            yield from _withheld(old, new, part=part)
+    elif isinstance(stored, str) and stored != read and (part or stored == REDACTED):
+        match = _unredacted(stored).fullmatch(str(read))
+        yield from match.groups() if match is not None else ()
+
+
+def _unredacted(stored: str) -> re.Pattern[str]:
+    return re.compile("(.*?)".join(map(re.escape, stored.split(REDACTED))), re.S)
 
 
 def _clean_override(text: str) -> str:
@@ -197,19 +233,6 @@ def clean_words(words: Sequence[str]) -> tuple[str, ...]:
 
 def _hidden(runbook: Runbook) -> set[str]:
     """Texts of a runbook that its clean copy lacks, as they are in its source."""
-    before, after = (
-        runbook.model_dump(mode="json", by_alias=True),
-        clean_runbook(runbook).model_dump(mode="json", by_alias=True),
-    )
-    return {text for text in _replaced(before, after) if len(text) >= _MIN_CHARS}
-
-
-def _replaced(before: Any, after: Any) -> Iterator[str]:
-    if isinstance(before, dict):
-        for key in before:
-            yield from _replaced(before[key], after[key])
-    elif isinstance(before, list):
-        for old, new in zip(before, after, strict=True):
-            yield from _replaced(old, new)
-    elif before != after and after == REDACTED:
-        yield str(before)
+    before, after = (one.model_dump(mode="json", by_alias=True) for one in (runbook, clean_runbook(runbook)))
+    whole = (text for text in _withheld(after, before, part=False) if len(text) >= _MIN_CHARS)
+    return set(whole)  # `redact` and what is declared replace parts, by what stands around them

@@ -10,7 +10,7 @@ from validator.errors import UserError
 from validator.model.plan import PhasePlan, Plan
 from validator.model.runbook import Runbook
 from validator.plan.runs import plan_phase
-from validator.secrets.redact import declare_secrets
+from validator.secrets.declared import declare_secrets_of
 from validator.text import nearest
 
 
@@ -52,12 +52,12 @@ def make_plan(
 def first_plan(runbook: Runbook, *, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Plan:
     """The plan before there is a run folder, which is written as `reports/RUN`.
 
-    From here on this process takes what the runbook declares as a secret for one.
+    From here on this process takes the runbook's secrets for secrets, wherever they stand.
 
     Raises:
         PlanError: when `only` or `skip` names a phase that does not exist.
     """
-    declare_secrets(runbook.secrets)
+    declare_secrets_of(runbook)
     return make_plan(runbook, run_dir=Path("reports/RUN"), only=only, skip=skip)
 
 

@@ -26,12 +26,14 @@ from validator.secrets.redact import (
     REDACTED,
     TOKEN_MARKS,
     WORD_STEMS,
+    declared_values,
     is_secret_name,
     plain_name,
     redact,
     redact_output,
     redact_words,
     secrets_in,
+    without_values,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def known_secrets(
     names of secrets that do not say so themselves, beside those of `declare_secrets`.
     """
     plain = frozenset(map(plain_name, named))
-    return frozenset(value for value in _candidates(environment, words, plain) if _is_distinct(value))
+    return frozenset(value for value in _candidates(environment, words, plain) if is_distinct(value))
 
 
 def _candidates(environment: Mapping[str, str], words: Iterable[str], named: frozenset[str]) -> Iterator[str]:
@@ -110,7 +112,8 @@ def _candidates(environment: Mapping[str, str], words: Iterable[str], named: fro
         before = word
 
 
-def _is_distinct(value: str) -> bool:
+def is_distinct(value: str) -> bool:
+    """Whether a secret can be distinguished from other words, so that it may be replaced wherever it stands."""
     if len(value) < _LEAST_CHARS or _INNOCENT.fullmatch(value):
         return False
     with suppress(OSError, ValueError):
@@ -122,7 +125,7 @@ class Mask:
     """Takes secrets out of texts: those that are known, and those that show by their name or shape."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+        known = sorted({*declared_values(), *forms_of(secrets)}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         self._known_bytes = tuple(secret.encode("utf-8", "surrogateescape") for secret in known)
 
@@ -195,8 +198,12 @@ class Mask:
         return text if self._known is None else self._known.sub(REDACTED, text)
 
 
+def forms_of(secrets: Iterable[str]) -> frozenset[str]:
+    """Each secret as it is, and as JSON, an address and base64 write it."""
+    return frozenset(form for secret in secrets for form in _forms(secret))
+
+
 def _forms(secret: str) -> Iterator[str]:
-    """A secret as it is, and as JSON, an address and base64 write it."""
     yield from (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
     data = secret.encode("utf-8", "surrogateescape")
     for quoted in (quote(data, safe=""), quote(data), quote_plus(data)):
@@ -239,6 +246,15 @@ def _positions(block: bytes, mark: bytes) -> Iterator[int]:
 # patterns, criteria and names stay as they are, since what is written is also what is judged again.
 
 
+SETTINGS = ("env", "args", "trial_args", "over")
+WORDS = ("command", "args", "launcher_args", "run")
+"""Keys of a runbook that hold settings by name, and those that hold words of commands."""
+
+PLACES = ("run", "cwd", "workdir", "python")
+FREE_TEXT = ("title", "description")
+"""Keys that hold one text by which nothing is judged."""
+
+
 def clean_runbook(runbook: Runbook) -> Runbook:
     """The runbook with every secret setting, argument and word of a command replaced."""
     return Runbook.model_validate(_clean_tree(runbook.model_dump(mode="json", by_alias=True)))
@@ -249,9 +265,9 @@ def clean_spec(spec: RunSpec) -> RunSpec:
     return spec.model_copy(
         update={
             "argv": redact_words(spec.argv, redact),
-            "env": _clean_settings(spec.env),
-            "requested": _clean_settings(spec.requested),
-            "settings": _clean_settings(spec.settings),
+            "env": clean_settings(spec.env),
+            "requested": clean_settings(spec.requested),
+            "settings": clean_settings(spec.settings),
             "cwd": None if spec.cwd is None else redact(spec.cwd),
         }
     )
@@ -289,7 +305,8 @@ def is_secret(name: str) -> bool:
     return is_secret_name(name.rpartition(".")[2])
 
 
-def _clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name without secrets."""
     return {name: _clean_setting(name, value) for name, value in settings.items()}
 
 
@@ -306,14 +323,16 @@ def _clean_setting(name: str, value: Any) -> Any:
 def _clean_tree(value: Any, key: str = "") -> Any:
     """Clean the places of a runbook that hold settings or commands, whatever phase they are in."""
     if isinstance(value, dict):
-        if key in ("env", "args", "over"):
-            return _clean_settings(value)
+        if key in SETTINGS:
+            return clean_settings(value)
         return {name: _clean_tree(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        if key in ("command", "args", "launcher_args", "run"):
+        if key in WORDS:
             return list(redact_words([str(word) for word in value], redact))
         return [_clean_tree(item, "") for item in value]
-    return redact(value) if isinstance(value, str) and key in ("run", "cwd", "workdir", "python") else value
+    if isinstance(value, str) and key in FREE_TEXT:
+        return without_values(value)
+    return redact(value) if isinstance(value, str) and key in PLACES else value
 
 
 def _clean_account(value: Any, key: str = "") -> Any:

@@ -112,12 +112,31 @@ _MARKS = tuple(
 
 
 _declared: frozenset[str] = frozenset()
+_values: tuple[str, ...] = ()
 
 
-def declare_secrets(names: Iterable[str]) -> None:
-    """Take what goes under these names for secrets as well, in this process: what a runbook lists in `secrets`."""
-    global _declared
+def declare_secrets(names: Iterable[str], values: Iterable[str] = ()) -> None:
+    """Take what goes under these names for secrets as well, in this process, and these values wherever they stand.
+
+    Args:
+        names: what a runbook lists in `secrets`.
+        values: texts to be replaced, every form of a secret by itself.
+    """
+    global _declared, _values
     _declared = frozenset(plain_name(name) for name in names)
+    _values = tuple(sorted(set(values), key=len, reverse=True))
+
+
+def declared_values() -> tuple[str, ...]:
+    """The texts that `declare_secrets` was given, the longest first."""
+    return _values
+
+
+def without_values(text: str) -> str:
+    """`text` with the values that were declared replaced, and nothing else."""
+    # Most texts hold none: looking for each is much faster than a pattern of all.
+    found = [value for value in _values if value in text]
+    return re.sub("|".join(map(re.escape, found)), REDACTED, text) if found else text
 
 
 def plain_name(name: str) -> str:
@@ -144,11 +163,13 @@ def _is_quiet(text: str) -> bool:
 
 def redact(text: str) -> str:
     """`text` with every secret replaced by `[redacted]`; names, hosts and all else stay readable."""
+    text = without_values(text)
     return text if _is_quiet(text) else _Pass().clean(text)
 
 
 def redact_output(text: str) -> str:
     """`redact` for what a program printed, where a number under a secret-like name (`auth: 0.93`) is a metric."""
+    text = without_values(text)
     return text if _is_quiet(text) else _Pass(keep_numbers=True).clean(text)
 
 

@@ -16,6 +16,7 @@ from validator.model.verdict import (
     ArmComparison,
     Check,
     ComparedArm,
+    Decision,
     Finding,
     Needed,
     PhaseReport,
@@ -254,10 +255,21 @@ def test_recommended_settings_are_the_runbooks_with_the_winners_on_top() -> None
         defaults={"env": {"NCCL_ALGO": "Ring", "NSA_DDP_BUCKET_MB": 25}},
     )
     won = _phase("PASS", id="buckets").model_copy(update={"comparison": _comparison("50")})
-    found = recommend([_phase("PASS"), won], runbook=book, command="torchrun …")
+    found = recommend([_phase("PASS"), won], "GO", runbook=book, command="torchrun …")
     assert found.env == {"NCCL_ALGO": "Ring", "NSA_DDP_BUCKET_MB": "50"}
     assert found.because == ("buckets: 50 is best.", "buckets: pass lr=0.1 to the trainer.")
     assert found.command == "torchrun …"
+
+
+@pytest.mark.parametrize("decision", ["NO_GO", "INCONCLUSIVE", "IN_PROGRESS"])
+def test_what_was_merely_given_is_recommended_by_a_go_alone(decision: Decision) -> None:
+    book = runbook({"id": "baseline", "kind": "train", "steps": 300}, defaults={"env": {"TOY_FAULT": "flat"}})
+    found = recommend([_phase("FAIL")], decision, runbook=book, command="torchrun …")
+    assert (found.env, found.command) == ({}, None)
+    won = _phase("PASS", id="buckets").model_copy(update={"comparison": _comparison("50")})
+    found = recommend([_phase("FAIL"), won], decision, runbook=book, command="torchrun …")
+    assert (found.env, found.command) == ({"NSA_DDP_BUCKET_MB": "50"}, None)
+    assert found.because[0] == "buckets: 50 is best."
 
 
 def test_a_variable_that_names_the_runs_own_folder_is_not_recommended() -> None:
@@ -265,7 +277,7 @@ def test_a_variable_that_names_the_runs_own_folder_is_not_recommended() -> None:
         {"id": "baseline", "kind": "train", "steps": 300},
         defaults={"env": {"OUTDIR": "{out}", "PORT": "{port}", "SHELL_PART": "${HOME}", "NCCL_ALGO": "Ring"}},
     )
-    found = recommend([_phase("PASS")], runbook=book)
+    found = recommend([_phase("PASS")], "GO", runbook=book)
     assert found.env == {"SHELL_PART": "${HOME}", "NCCL_ALGO": "Ring"}
     assert [text.split()[0] for text in found.because] == ["OUTDIR", "PORT"]
     assert all("is left out: it holds a placeholder" in text for text in found.because)
@@ -274,7 +286,7 @@ def test_a_variable_that_names_the_runs_own_folder_is_not_recommended() -> None:
 def test_without_a_winner_the_runbooks_settings_stay_and_the_reason_is_told() -> None:
     book = runbook({"id": "baseline", "kind": "train", "steps": 300}, defaults={"env": {"NSA_DDP_BUCKET_MB": 25}})
     open_phase = _phase("PASS", id="buckets").model_copy(update={"comparison": _comparison(None)})
-    found = recommend([open_phase], runbook=book)
+    found = recommend([open_phase], "GO", runbook=book)
     assert found.env == {"NSA_DDP_BUCKET_MB": "25"}
     assert found.because == ("buckets: 50 is best.",)
 
@@ -297,7 +309,7 @@ def test_a_remedy_of_a_phase_that_is_not_required_stays_a_sentence(required: boo
     )
     failed = _phase("FAIL").model_copy(update={"required": required, "remedies": (helped,)})
     book = runbook({"id": "baseline", "kind": "train", "steps": 300}, defaults={"env": {"NSA_X": 1}})
-    found = recommend([failed], runbook=book)
+    found = recommend([failed], "NO_GO" if required else "GO", runbook=book)
     assert found.env == env
     assert "validate again with it" in found.because[0]
 
