@@ -67,6 +67,7 @@ _GAVE_UP = (
 )
 _NCCL = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled system error\n"
 _AUDIT = '{"schema_version": 1, "summary": ["cmp, sel and win run the Triton kernels"]}'
+_BACKWARDS = book(train(accept=[LOW[0], "loss.last > 0.1 * loss.first"]))
 _AUDITED = book(train(env={"NSA_SDPA_AUDIT": 1}))
 _COMPRESSED = book(args={"ddp-compress": "bf16"})
 _FUSED = {"opt_fused": "on"}
@@ -108,6 +109,7 @@ FAULTS: tuple[Case, ...] = (
         "damaged-evidence",
     ),
     _fault("wrong-world-size", "INCONCLUSIVE", FakeRun(ranks=1), "config-ignored"),
+    _fault("bound-the-wrong-way-round", "GO", FakeRun(), "wrong-way-bound", text=_BACKWARDS),
     _fault("config-that-is-not-reported", "GO", FakeRun(config_reported=False), "config-unknown"),
     _fault("same-rate-at-twice-the-length", "INCONCLUSIVE", by_phase(_NO_ENV_FILE, _ONE_LENGTH), "config-ignored"),
     _fault(

@@ -90,7 +90,9 @@ def _with_cost(run: RunReport, phase: PhaseReport, runbook: Runbook) -> RunRepor
     declared = next((one for one in runbook.phases if one.id == phase.id), None)
     nproc = 0 if declared is None else ranks_of(runbook, declared)
     per_rank, unit = run.metrics.get("toks_per_s_per_rank"), runbook.hardware.currency
-    cost = cost_stats(rate, per_rank, price=price, nproc=nproc, unit=unit)
+    known = phase.scalars.get(PER_MILLION)
+    judged = known.value if known is not None and isinstance(known.value, float) else None
+    cost = cost_stats(rate, per_rank, price=price, nproc=nproc, unit=unit, judged=judged)
     return run.model_copy(update={"metrics": {**run.metrics, PER_MILLION: cost}})
 
 

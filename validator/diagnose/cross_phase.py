@@ -22,6 +22,7 @@ from validator.judge.config import same_value
 from validator.judge.data import by_own_word
 from validator.model.runbook import TrainPhase
 from validator.model.settings import flat_name
+from validator.runbook.direction import wrong_ways
 from validator.stats.clock import FITS
 from validator.text import format_number, format_percent
 
@@ -279,3 +280,21 @@ def tokens_by_pace_differ(whole: ValidationFacts) -> Iterator[Diagnosis]:
             next_step="Set trainer.tokens_per_step, by which each rate is checked, and look at what the timer leaves "
             "out (data, logging, a validation).",
         )
+
+
+@rule("wrong-way-bound", "warning", of="validation")
+def wrong_way_bound(whole: ValidationFacts) -> Iterator[Diagnosis]:
+    """A criterion bounds a value on its good side alone, so that any worse run passes it."""
+    for phase in whole.phases:
+        own = phase.record.phase
+        if phase.report is None or not own.required:
+            continue
+        for number, one in wrong_ways(own, whole.record.runbook).items():
+            verdict = next((found for found in phase.report.criteria if found.id == f"{own.id}.{number + 1}"), None)
+            shown = f"{one.text}: {verdict.status}" if verdict is not None else one.text
+            yield Diagnosis(
+                f"`{one.text}` in phase {own.id} {one.accepts}: its PASS says nothing about how good the run is.",
+                phase=own.id,
+                because=[evidence(shown, "runbook.yaml", f"phases.{own.id}.accept[{number}]")],
+                next_step=f"{one.fix[:1].upper()}{one.fix[1:]}.",
+            )

@@ -37,17 +37,19 @@ def cost_of(name: str, rate: Estimate, *, runbook: Runbook, phase: Phase, runs: 
     if not rate.point > 0:
         raise NotMeasured(f"phase {phase.id} has no rate above 0")
     tokens = 1e6 if name == PER_MILLION else _planned_tokens(runbook, phase, runs)
-    return combine("/", (exact(_per_second(price, _gpu_count(runs)) * tokens), rate))
+    return combine("/", (exact(_per_second(price, _gpu_count(runs, runbook.hardware.gpus)) * tokens), rate))
 
 
 def _per_second(price: float, gpus: int) -> float:
     return price * gpus / 3600.0
 
 
-def _gpu_count(runs: Sequence[RunRecord]) -> int:
-    """As many as ranks: those that were planned, or more where a trainer that starts its own reports them."""
-    reported = [run.result.evidence.world_size or 1 for run in runs if run.result is not None]
-    return max([1, *reported, *(run.spec.world_size for run in runs)])
+def _gpu_count(runs: Sequence[RunRecord], declared: int) -> int:
+    """As many as ranks: those that were planned, or more where a trainer that starts its own reports them. Where it
+    reports none, those of `hardware`: they are paid for."""
+    reported = [run.result.evidence.world_size for run in runs if run.result is not None]
+    known = [ranks for ranks in (*reported, *(run.spec.ranks for run in runs)) if ranks]
+    return max(known, default=max(1, declared))
 
 
 def _planned_tokens(runbook: Runbook, phase: TrainingPhase, runs: Sequence[RunRecord]) -> float:
@@ -61,14 +63,26 @@ def _planned_tokens(runbook: Runbook, phase: TrainingPhase, runs: Sequence[RunRe
     return known
 
 
-def cost_stats(rate: MetricStats, per_rank: MetricStats | None, *, price: float, nproc: int, unit: str) -> MetricStats:
-    """The cost per million tokens of one stored run, as `compare` compares it: the interval of the rate turned over."""
-    reported = round(rate.mean / per_rank.mean) if per_rank is not None and rate.mean and per_rank.mean else 1
-    factor = _per_second(price, max(1, nproc, reported)) * 1e6
+def cost_stats(
+    rate: MetricStats, per_rank: MetricStats | None, *, price: float, nproc: int, unit: str, judged: float | None
+) -> MetricStats:
+    """The cost per million tokens of one stored run, as `compare` compares it: the interval of the rate turned over.
+
+    `judged` is the cost of its phase; it shows how many GPUs were counted where neither plan nor trainer says it.
+    """
+    gpus = round(rate.mean / per_rank.mean) if per_rank is not None and rate.mean and per_rank.mean else 1
+    if nproc == 0 and gpus == 1 and judged and rate.mean:
+        gpus = round(judged * rate.mean / (_per_second(price, 1) * 1e6))
+    factor = _per_second(price, max(1, nproc, gpus)) * 1e6
 
     def turned(value: float | None) -> float | None:
         return factor / value if value is not None and value > 0 else None
 
     empty = dict.fromkeys(("stdev", "cv", "min", "p50", "p95", "p99", "max", "first", "last"))
-    changed = {"unit": unit, "mean": turned(rate.mean), "ci_low": turned(rate.ci_high), "ci_high": turned(rate.ci_low)}
+    changed = {
+        "unit": unit,
+        "mean": turned(rate.mean),
+        "ci_low": turned(rate.ci_high),
+        "ci_high": turned(rate.ci_low),
+    }
     return rate.model_copy(update={**empty, **changed})

@@ -122,8 +122,8 @@ def decide(
 
 
 def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
-    """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms, and time
-    that is lost although all criteria allow it."""
+    """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms, a
+    criterion that any worse run passes, and time that is lost although all criteria allow it."""
     blind = [
         one.id for one in phases if any(v.id == f"{one.id}.finite" and v.status == "SKIPPED" for v in one.criteria)
     ]
@@ -133,6 +133,8 @@ def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
             f" The level of toks_per_s ({listed(word)}) is the trainer's own word; set trainer.tokens_per_step to have "
             "it checked."
         )
+    backwards = [one for one in findings if one.code == "wrong-way-bound" and one.severity == "warning"]
+    said += "".join(f" But {one.message}" for one in backwards)
     costly = [one for one in findings if one.costly]
     if where := _about(phases, costly):
         lost, codes = max(one.lost or 0.0 for one in costly), dict.fromkeys(one.code for one in costly)

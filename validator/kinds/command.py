@@ -30,8 +30,9 @@ class Command(ProcessKind[CommandPhase]):
             try:
                 line_pattern(phase.stdout)
             except PatternError as error:
-                message = f"stdout of phase {phase.id} is not a regular expression: {error}"
-                yield site.problem(message, "escape special characters with \\", "stdout")
+                reason, _, fix = str(error).partition("; ")
+                message = f"stdout of phase {phase.id} is not a regular expression: {reason}"
+                yield site.problem(message, fix, "stdout")
 
     def runs(self, phase: CommandPhase, planner: Planner) -> Iterator[RunSpec]:
         """One run. What its pattern finds is read by the same words as any log."""

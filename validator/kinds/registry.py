@@ -33,6 +33,7 @@ from validator.runbook import load as runbooks
 from validator.runbook import reference
 from validator.runbook.asking import idle
 from validator.runbook.build import Built
+from validator.runbook.direction import wrong_ways
 from validator.runbook.load import LoadedRunbook
 from validator.runbook.problems import Mark, Problem, RunbookError
 
@@ -178,7 +179,7 @@ def _check(built: Built, runbook: Runbook) -> Iterator[Problem]:
 
 
 def _warnings(built: Built, runbook: Runbook) -> Iterator[Problem]:
-    """Phases that ask for nothing, and a runbook that cannot end in GO because none asks."""
+    """Phases that ask for nothing, bounds on the wrong side, and a runbook that cannot end in GO because none asks."""
     for index, phase in enumerate(runbook.phases):
         why = unasked(phase, runbook) if phase.required else None
         if why is not None:
@@ -196,6 +197,8 @@ def _warnings(built: Built, runbook: Runbook) -> Iterator[Problem]:
                     "write a number, or run it once and fill it in from that run: validator baseline RUN --edit FILE "
                     "--allow-not-go",
                 )
+        for number, one in wrong_ways(phase, runbook).items():
+            yield built.problem(("phases", index, "accept", number), f"`{one.text}` {one.accepts}", one.fix)
     if not any(phase.required and asks(phase, runbook) for phase in runbook.phases):
         yield built.problem(
             ("phases",),

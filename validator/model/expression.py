@@ -92,6 +92,23 @@ class Relation(NamedTuple):
     text: str
 
 
+_MEANT = re.compile(  # 15,000 | 2,5 | 15k | 1e3
+    r"(?P<sign>[-+]?)(?:(?P<thousands>\d{1,3}(?:,\d{3})+(?:\.\d+)?)|(?P<comma>\d+,\d+)"
+    r"|(?P<number>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?))(?P<times>[kKMG]?)"
+)
+_TIMES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+_SIGNS = {"=>": "; write >=", "=<": "; write <=", "=": "; write >=, <= or =="}
+
+
+def meant_number(text: str) -> float | None:
+    """The number that a text means, though no runbook writes it so: `15,000`, `15k`, `2,5`; None for any other."""
+    found = _MEANT.fullmatch(text.strip())
+    if found is None:
+        return None
+    thousands, comma = (found["thousands"] or "").replace(",", ""), (found["comma"] or "").replace(",", ".")
+    return float(found["sign"] + (thousands or comma or found["number"])) * _TIMES[found["times"]]
+
+
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -104,7 +121,8 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:
             start = position + len(text[position:]) - len(text[position:].lstrip())
-            raise ExpressionError(f"unexpected {text[start]!r} in criterion {text!r}", start)
+            fix = _SIGNS.get(text[max(start - 1, 0) : start + 2].strip(), "")
+            raise ExpressionError(f"unexpected {text[start]!r} in criterion {text!r}{fix}", start)
         found.append(_Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup)))
         position = match.end()
     return found
@@ -167,9 +185,20 @@ class _Parser:
         unit = self.text[self.peek().column :].strip()
         if re.fullmatch(r"[A-Za-z%]+(/[A-Za-z]+)?", unit) is None:
             token = self.peek()
-            raise ExpressionError(f"unexpected {token.text!r} after the value in criterion {self.text!r}", token.column)
+            fix = self.number_fix()
+            message = f"unexpected {token.text!r} after the value in criterion {self.text!r}{fix}"
+            raise ExpressionError(message, token.column)
         self.index = len(self.tokens)
         return unit
+
+    def number_fix(self) -> str:
+        """How to write the number before this token, where it and what follows are one: `15,000`, `15k tok/s`."""
+        before = self.tokens[self.index - 1]
+        written, _, unit = self.text[before.column :].strip().partition(" ")
+        meant = meant_number(written)
+        if before.kind != "number" or meant is None:
+            return ""
+        return f"; write {self.text[: before.column]}{meant:.15g}{' ' + unit if unit else ''}"
 
     def sum(self) -> Expression:
         node = self.product()

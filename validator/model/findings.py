@@ -80,6 +80,7 @@ ANSWERS: Mapping[str, str] = {
     "unit-mismatch": "`trainer.metrics`",
     "vacuous-sweep": "`over`, `arms`",
     "warmup-exceeds-run": "`trainer.trial_args`",
+    "wrong-way-bound": "`why` of the criterion, `accept`",
     "zero-grad": "",
     "zero-loss": "",
     "zero-rate": "`watchdog.frozen_rows`",

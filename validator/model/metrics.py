@@ -11,7 +11,7 @@ from pydantic import Field, PlainSerializer, field_validator, model_validator
 from validator.model.catalogue import METRICS, Better, Metric, Statistic, Window
 from validator.model.pattern import PatternError, line_pattern
 from validator.model.readers import READERS, Reader, ReaderName, readers_of
-from validator.model.units import Frozen, Identifier, Reads
+from validator.model.units import Flag, Frozen, Identifier, Reads
 
 
 class ExtraSeries(Frozen):
@@ -23,7 +23,7 @@ class ExtraSeries(Frozen):
         None, description="Direction that is good. `compare` compares two validations only by series that have one."
     )
     statistic: Statistic = Field("mean", description="What `compare` and `baseline` take of it.")
-    headline: bool = Field(
+    headline: Flag = Field(
         False, description="Whether the verdict of `compare` rests on it, and `baseline` derives a bound from it."
     )
     chart: str | None = Field(
@@ -118,7 +118,7 @@ class TrainerMetrics(Frozen):
         "heartbeat's field that the table of series lacks is declared here before a criterion names it; a group of "
         "`stdout` declares itself, and has a unit only here: letters, `%` and one `/`. What is declared is charted.",
     )
-    no_loss: bool = Field(
+    no_loss: Flag = Field(
         False,
         description="The trainer reports no loss, so `PHASE.finite` is skipped where none is read, and a GO says that "
         "NaN or divergence would not be seen. One that is read is judged all the same.",

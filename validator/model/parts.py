@@ -13,7 +13,7 @@ from validator.model.launching import Argument as Argument
 from validator.model.launching import Container, Launcher, Paths, Stop
 from validator.model.metrics import BUNDLED_METRICS, MetricsField
 from validator.model.pattern import PatternError, compiled
-from validator.model.units import Duration, Frozen, Reads, Size
+from validator.model.units import Duration, Flag, Frozen, Reads, Size
 from validator.model.units import Identifier as Identifier
 
 Setting = str | int | float | bool
@@ -27,7 +27,7 @@ class Criterion(Frozen, defer_build=False):
     """One acceptance criterion. As plain text it is required."""
 
     expr: str = Field(description="`metric.statistic operator value [unit]`, see the grammar of criteria.")
-    required: bool = Field(True, description="Whether failing it makes the decision NO-GO.")
+    required: Flag = Field(True, description="Whether failing it makes the decision NO-GO.")
     why: str | None = Field(None, description="Why the bound is what it is; shown beside the verdict.")
     without_last_go: Literal["inconclusive", "skip"] = Field(
         "inconclusive",
@@ -65,7 +65,7 @@ class Hardware(Frozen):
         gt=0,
         allow_inf_nan=False,
         description="Price of an hour of one GPU; gives `cost.per_million_tokens` and `cost.planned_run` of phases of "
-        "one config. A phase has as many GPUs as ranks.",
+        "one config. A phase has as many GPUs as ranks, or all of `gpus` where no number of ranks is known.",
     )
     currency: str = Field(
         "",
@@ -80,9 +80,7 @@ class Hardware(Frozen):
             try:
                 compiled(value)
             except PatternError as error:
-                raise ValueError(
-                    f"name {value!r} is not a regular expression: {error}; escape special characters with \\"
-                ) from error
+                raise ValueError(f"name {value!r} is not a regular expression: {error}") from error
         return value
 
     def fits(self, gpu: str) -> bool:
@@ -224,7 +222,7 @@ class Watchdog(Frozen, defer_build=False):
         description="Consecutive rows with a rate of zero or less, or of one step, that stop the run: of the table, or "
         "whole printed lines. One that adds a value to its step is no repetition.",
     )
-    gates: bool | None = Field(
+    gates: Flag | None = Field(
         None,
         description="Whether `gate_entropy_mean`, `gate_max_gate` and `gate_collapse_frac` are those of NSA's gates, "
         "so that the limits below apply, in rows and in heartbeats alike; default: where one of the limits is set, and "
@@ -240,7 +238,7 @@ class Watchdog(Frozen, defer_build=False):
         "Zeros of a norm that was never above 0.01 may be rounded: they stop no run whose loss falls, or has fewer "
         "than 12 records that are not all the same.",
     )
-    halt: bool = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
+    halt: Flag = Field(True, description="Write `.HALT` and stop the run; false only records the anomaly.")
 
     @model_validator(mode="before")
     @classmethod
@@ -290,7 +288,7 @@ class Defaults(Frozen):
     accept_findings: tuple[FindingCode, ...] = Field(
         (), description="Codes of findings that are right for every phase; they become information and forbid no GO."
     )
-    extend: bool = Field(
+    extend: Flag = Field(
         True,
         description="Whether a train phase or a soak with an open required criterion is extended once by further runs.",
     )
@@ -305,7 +303,7 @@ class Choose(Frozen):
         None, description="`metric.statistic` whose lower value is recommended when the arms do not differ."
     )
     prefer: str | None = Field(None, description="Arm that is recommended when it is not worse (A/B).")
-    adopt: bool = Field(False, description="Whether later phases run with the recommended arm.")
+    adopt: Flag = Field(False, description="Whether later phases run with the recommended arm.")
     min_effect: float | None = Field(
         None, gt=0, lt=1, description="Smallest relative difference that is worth a decision."
     )

@@ -72,7 +72,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
         except FutureWarning as warning:
             raise PatternError(f"{warning}; write \\ before the second of the two signs") from warning
         except (re.error, OverflowError, RecursionError) as error:
-            raise PatternError(f"{error}") from error
+            raise PatternError(f"{error}; escape special characters with \\") from error
 
 
 def parse_number(text: str) -> float | None:

@@ -23,7 +23,7 @@ from validator.model.parts import (
     Trainer,
 )
 from validator.model.remedy import MAX_REMEDIES, RemedyField
-from validator.model.units import Duration, Frozen
+from validator.model.units import Duration, Flag, Frozen
 
 
 class PhaseBase(Frozen):
@@ -69,13 +69,13 @@ class PhaseBase(Frozen):
         "together, or a number: the first N together. By default `each` for a preflight, `all` for a phase that runs "
         "the trainer, 1 for others.",
     )
-    required: bool = Field(True, description="Whether the decision depends on this phase.")
+    required: Flag = Field(True, description="Whether the decision depends on this phase.")
     accept_findings: tuple[FindingCode, ...] = Field(
         (),
         description="Codes of findings that are right for this phase; they become information and forbid no GO. Added "
         "to those of `defaults`.",
     )
-    observe: bool = Field(
+    observe: Flag = Field(
         False,
         description="Whether the phase intentionally has no required criterion. It carries no GO, and forbids none "
         "that others carry.",
@@ -122,7 +122,7 @@ class PreflightPhase(PhaseBase):
         (),
         description="Packages that the trainer's interpreter must have, with a bound if wanted: `torch>=2.6`.",
     )
-    git_clean: bool = Field(False, description="Whether uncommitted changes fail the phase instead of being noted.")
+    git_clean: Flag = Field(False, description="Whether uncommitted changes fail the phase instead of being noted.")
     git_branch: str | None = Field(None, description="Branch that must be checked out.")
     rounds: Count | None = Field(
         None,
@@ -130,7 +130,7 @@ class PreflightPhase(PhaseBase):
         description="With `on: pairs` on more than 16 nodes: most rounds of disjoint pairs; up to 16 every pair is "
         "measured.",
     )
-    probe: bool | None = Field(
+    probe: Flag | None = Field(
         None,
         description="Whether to measure what the machine can do (matrix products, copies, transfers, all-reduce); "
         "by default where `hardware.gpus` is above 0.",
@@ -209,4 +209,4 @@ class PytestPhase(ProcessPhase):
     )
     keyword: str | None = Field(None, description="Selects tests as `pytest -k` does.")
     args: tuple[Argument, ...] = Field((), description="Further arguments for pytest.")
-    allow_skipped: bool = Field(False, description="Whether skipped tests are acceptable; they are still listed.")
+    allow_skipped: Flag = Field(False, description="Whether skipped tests are acceptable; they are still listed.")

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from validator.model.parts import Count, Setting
 from validator.model.training_phases import TrainingPhase
+from validator.model.units import Flag
 
 
 class SettingsPhase(TrainingPhase):
@@ -45,7 +46,7 @@ class SettingsPhase(TrainingPhase):
         description="Set in Python, NumPy and torch before the trainer's first line, for a trainer that sets none "
         "itself: a folder in front of PYTHONPATH does it.",
     )
-    decide_all: bool = Field(
+    decide_all: Flag = Field(
         True,
         description="Whether a setting on which the runs do not decide keeps the phase from passing; else it is "
         "reported only.",

@@ -270,7 +270,7 @@ def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Pha
         raise UnresolvedReference(message, nearest(f"{metric}.{statistic}", known, f"it knows {', '.join(known)}"))
     series = _series_in(runbook, phase)
     if metric not in series:
-        _reject_metric(metric, statistic, series, no_loss=runbook.trainer.metrics.no_loss)
+        _reject_metric(metric, statistic, series, metrics=runbook.trainer.metrics)
     if statistic not in STATISTICS:
         fix = nearest(statistic, STATISTICS, f"statistics: {', '.join(STATISTICS)}")
         raise UnresolvedReference(f"{statistic} is not a statistic", fix, column=len(metric) + 1)
@@ -291,14 +291,19 @@ def _resolve_series(metric: str, statistic: str, *, runbook: Runbook, phase: Pha
     )
 
 
-def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], *, no_loss: bool) -> None:
+def _reject_metric(metric: str, statistic: str, series: dict[str, Metric], *, metrics: TrainerMetrics) -> None:
     if metric in METRICS:
         fix = f"declare trainer.metrics.csv, heartbeat or a reader, or write {{{metric}}} in trainer.metrics.stdout"
         if metric == "toks_per_s" and "step_time_s" in series:
             fix = "declare trainer.tokens_per_step, from which it follows with the time of a step"
-        if metric == "loss" and no_loss:
+        if metric == "loss" and metrics.no_loss:
             fix = "remove no_loss from trainer.metrics, or the criterion"
         raise UnresolvedReference(f"{metric} can never be known: the trainer declares no source of it", fix)
+    if metric in metrics.extra:
+        lacks = "the pattern of stdout has" if metrics.stdout is not None else "trainer.metrics has"
+        message = f"{metric} is declared in trainer.metrics.extra, and can never be known: {lacks} no {{{metric}}}"
+        fix = f"write {{{metric}}} in trainer.metrics.stdout where it is printed, or declare csv or heartbeat"
+        raise UnresolvedReference(message, fix)
     whole = f"{metric}.{statistic}"
     scalar = nearest(whole, SCALARS, "", cutoff=0.8)
     if scalar:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from validator.model.catalogue import AUDIT, PROFILE
 from validator.model.parts import Count
 from validator.model.training_phases import TrainingPhase
+from validator.model.units import Flag
 
 AuditVariant = Literal["plain", "flash_only", "no_flash"]
 """How `scaled_dot_product_attention` may be served: as the trainer has it, by flash alone, by anything but flash."""
@@ -54,7 +55,7 @@ class ProfilePhase(TrainingPhase):
     ranges: tuple[str, ...] = Field(
         (), description="Ranges that the trace must contain, each a required criterion; `*` matches any text."
     )
-    nsys: bool = Field(
+    nsys: Flag = Field(
         False,
         description="Run once more under Nsight Systems where `nsys` is installed, and keep its report as an artifact. "
         "That run decides nothing.",

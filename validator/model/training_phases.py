@@ -22,7 +22,7 @@ from validator.model.parts import (
     Watchdog,
 )
 from validator.model.phases import ProcessPhase
-from validator.model.units import Duration
+from validator.model.units import Duration, Flag
 
 
 class TrainingPhase(ProcessPhase):
@@ -34,7 +34,7 @@ class TrainingPhase(ProcessPhase):
     substitutes: ClassVar[Mapping[str, Any]] = {"steps": 10**9}
 
     steps: Count = Field(ge=1, description="Optimizer steps of each run.")
-    steps_open: bool = Field(
+    steps_open: Flag = Field(
         False,
         description="Whether nothing says how many steps the trainer does by itself, and `steps` is a guess. A run "
         "that ends by itself before, with exit code 0, is INCONCLUSIVE then, not a failure. "
@@ -82,7 +82,7 @@ class TrainPhase(TrainingPhase):
         None,
         description="A phase with more processes; gives `scaling.efficiency`, its per-rank rate over this one's.",
     )
-    extend: bool | None = Field(
+    extend: Flag | None = Field(
         None,
         description="Whether the phase is run again, to four runs or twice as many, when a required criterion is "
         "inconclusive because its interval contains the bound; once, and not where another phase leaves it open.",
@@ -115,7 +115,7 @@ class SoakPhase(TrainingPhase):
     one_config = compared = True
 
     kind: Literal["soak"]
-    extend: bool | None = Field(
+    extend: Flag | None = Field(
         None,
         description="Whether the phase is run once more when a required criterion is inconclusive because its interval "
         "contains the bound, and one more run would decide it if what was observed is right.",

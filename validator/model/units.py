@@ -39,6 +39,10 @@ RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
 """Name of a run folder. It becomes part of other paths, and of the text of runbooks."""
 
 
+Flag = Annotated[bool, Field(strict=True)]
+"""True or false as YAML writes it: `"no"` and `off` are texts, and 0 is a number."""
+
+
 class Frozen(BaseModel):
     """An immutable model that rejects unknown fields, so that a misspelled key is never ignored.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import hashlib
 import json
 import math
 import shutil
@@ -79,8 +81,25 @@ def report(run_dir: Path) -> Finished:
     """
     folder = RunFolder.open(run_dir)
     with disk_errors(folder.root, command=f"validator report {folder.root}"):
+        _say_where_edited(folder)
         result, paths = rerender(folder)
     return Finished(folder.root, result, paths)
+
+
+def _say_where_edited(folder: RunFolder) -> None:
+    """A runbook.yaml that is not the one that was run has no effect, which who edited it does not expect."""
+    if replay.is_shared(folder):  # cleaned of names, and not the file that was read
+        return
+    try:
+        with folder.tree() as tree:
+            text = tree.read("runbook.yaml")
+    except OSError:
+        return
+    if folder.header.runbook_sha256 not in (hashlib.sha256(mark + text).hexdigest() for mark in (b"", codecs.BOM_UTF8)):
+        sys.stderr.write(
+            "runbook.yaml was changed after the run and is not read: the run is judged by the runbook that was run, in "
+            "run.json. A new criterion needs a new run.\n"
+        )
 
 
 def render(

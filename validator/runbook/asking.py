@@ -2,7 +2,7 @@
 
 A criterion carries a GO if it is required, could fail, and is about what its own phase measures. What every run is
 asked anyway (exit code, number of steps) does not carry, and neither does the best moment of a rate or a time, which a
-run reaches that is slow for the rest.
+run reaches that is slow for the rest. Nor does a bound on the good side of a value alone, which a worse run meets.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from validator.model.resolve import Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion, Phase, Runbook, TrainingPhase
 from validator.model.schemas import SCALARS
 from validator.runbook.build import Built
+from validator.runbook.direction import BEST, WAY, asked_ways, wrong_way
 from validator.runbook.problems import Problem
 
 _Reach = tuple[float, float]
@@ -136,10 +137,6 @@ def _without_nan(value: float, *, high: bool = False) -> float:
 # What a phase asks of what it measures. A runbook that asks for nothing decides nothing.
 
 _ASKED_ANYWAY = ("outcome.rc", "steps.done")
-_BEST = {"higher": ("max", "p95", "p99"), "lower": ("min",)}
-"""Statistics of the best moments, by the metric's good direction."""
-
-_WAY = {"higher": 1, "lower": -1}
 
 
 def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
@@ -166,6 +163,9 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
     }
     if not measured:
         return "asks what every run is asked anyway"
+    backwards = wrong_way(criterion, phase, runbook)
+    if backwards is not None:
+        return backwards.accepts
     best = _best_moments(comparison, measured)
     names = {measured[one].name for one in best}
     if best and all(meaning.name in names for meaning in measured.values()):
@@ -175,10 +175,7 @@ def idle(criterion: Criterion, phase: Phase, runbook: Runbook) -> str | None:
 
 def _best_moments(comparison: lang.Relation, measured: Mapping[lang.Reference, Resolved]) -> list[lang.Reference]:
     """The references to the best moments of a rate or a time that are asked to be good."""
-    if comparison.operator in ("==", "!="):
-        return []
-    way = 1 if comparison.operator in (">", ">=") else -1
-    signs = {**dict(_signs(comparison.right, -way)), **dict(_signs(comparison.left, way))}
+    signs = asked_ways(comparison)
     return [one for one, meaning in measured.items() if _is_best(meaning, signs.get(one, 0))]
 
 
@@ -186,20 +183,7 @@ def _is_best(meaning: Resolved, sign: int) -> bool:
     better = meaning.better
     if better is None or meaning.window != "steady":
         return False
-    return meaning.statistic in _BEST[better] and sign == _WAY[better]
-
-
-def _signs(node: lang.Expression, sign: int) -> Iterator[tuple[lang.Reference, int]]:
-    """Each reference with the way in which the criterion asks it to go: 1 up, -1 down, 0 not known."""
-    if isinstance(node, lang.Reference):
-        yield node, sign
-    elif isinstance(node, lang.Call):
-        for argument in node.arguments:
-            yield from _signs(argument, 0 if node.function == "abs" else sign)
-    elif isinstance(node, lang.Binary):
-        negative = isinstance(node.left, lang.Number) and node.left.value < 0
-        yield from _signs(node.left, sign)
-        yield from _signs(node.right, -sign if node.operator in "-/" or negative else sign)
+    return meaning.statistic in BEST[better] and sign == WAY[better]
 
 
 def check_observing(built: Built, runbook: Runbook, index: int) -> Iterator[Problem]:

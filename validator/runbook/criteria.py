@@ -164,6 +164,11 @@ def _unit_fix(comparison: lang.Relation, measured: str) -> str:
     scale = _SCALES.get(comparison.unit or "")
     if isinstance(comparison.right, lang.Number) and scale is not None and scale[0] == measured:
         return f"write {comparison.right.value * scale[1]:g} {measured}"
+    times = lang.meant_number(f"1{comparison.unit}")
+    if isinstance(comparison.right, lang.Number) and times is not None:
+        return f"write {comparison.right.value * times:.15g}"
+    if not measured and next(lang.references(comparison)).name.split(".")[-2:-1] == ["cost"]:
+        return f"declare hardware.currency: {comparison.unit}, or leave the unit out"
     return f"give the value in {measured}, or leave the unit out" if measured else "leave the unit out"
 
 
@@ -190,6 +195,22 @@ def _unit_of_binary(node: lang.Binary, resolved: _Meanings) -> str | None:
     if right in (None, ""):
         return left
     return "" if left == right else None
+
+
+def check_unknown_units(built: Built, runbook: Runbook) -> Iterator[Problem]:
+    """Units of criteria that nothing declares the measurement's unit for, so that a wrong one is not noticed."""
+    for index, phase in enumerate(runbook.phases):
+        for number, criterion in enumerate(phase.accept):
+            comparison = lang.parse_criterion(criterion.expr)
+            meanings = {one: resolve(one, runbook=runbook, phase=phase) for one in lang.references(comparison)}
+            if comparison.unit is None or any(_unit(one, meanings) is not None for one in meanings):
+                continue
+            unknown = next((one for one in meanings.values() if one.kind == "series"), None)
+            if unknown is not None:
+                at = _problem_at(built, ("phases", index, "accept", number))
+                message = f"nothing declares the unit of {unknown.name}, so {comparison.unit!r} is not checked"
+                fix = f"declare trainer.metrics.extra: {{{unknown.name}: '{comparison.unit}'}}, or leave the unit out"
+                yield at(comparison.text.rfind(comparison.unit), message, fix)
 
 
 def check_choose(built: Built, runbook: Runbook, index: int) -> Iterator[Problem]:

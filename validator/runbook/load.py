@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.runbook.build import Built, build
+from validator.runbook.criteria import check_unknown_units
 from validator.runbook.document import node_at, parse
 from validator.runbook.meaning import check_groups, check_meaning
 from validator.runbook.mistakes import check_mistakes
@@ -71,6 +72,7 @@ def load(
         warnings=(
             *warn(built, runbook),
             *check_groups(built, runbook),
+            *check_unknown_units(built, runbook),
             *check_ends(built, runbook),
             *check_mistakes(built, runbook),
         ),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from validator.model.expression import meant_number
 from validator.model.schemas import SCHEMAS
 from validator.model.settings import PLACEHOLDERS
-from validator.runbook.document import Path, YamlNode, node_at, plain, problem_at
+from validator.runbook.document import Path, YamlNode, node_at, plain, plain_value, problem_at
 from validator.runbook.overrides import homes, key_names, model_at, spell
 from validator.runbook.problems import Problem
 from validator.text import nearest
@@ -33,7 +37,7 @@ _EXAMPLES: dict[str, str] = {
     "trainer": "trainer: {command: [train.py]}",
     "defaults": "defaults: {nproc: 2}",
     "watchdog": "watchdog: {stall: 3m}",
-    "command": "command: [-m, nsa.train]",
+    "command": "command: [train.py, --steps, '{steps}']",
     "metrics": "metrics: {csv: training.csv}",
     "extra": "extra: {name: unit}",
     "packages": "packages: ['torch>=2.6']",
@@ -47,6 +51,7 @@ _EXAMPLES: dict[str, str] = {
 _PATTERNS = {
     "id": "begin with a lower-case letter, followed by lower-case letters, digits and underscores",
     "name": "use lower-case letters, digits and hyphens, beginning with a letter or digit",
+    "currency": "write it in letters, such as currency: USD",
 }
 _UNION_LABELS = ("str", "int", "float", "bool")
 
@@ -130,7 +135,9 @@ def _field_name(path: Path) -> str:
 
 
 def _example(name: str) -> str:
-    return f"write {_EXAMPLES[name]}" if name in _EXAMPLES else f"correct the value of {name}"
+    if name in _EXAMPLES:
+        return f"write it in the form of {_EXAMPLES[name]}"
+    return f"see {name} in docs/runbook-reference.md for what it may be"
 
 
 def _own_message(error: Mapping[str, Any], field: str) -> tuple[str, str]:
@@ -158,25 +165,79 @@ def _wrong_count(kind: str, error: Mapping[str, Any], *, field: str, name: str) 
     limit = context.get("min_length" if kind == "too_short" else "max_length")
     actual = context.get("actual_length")
     side = "at least" if kind == "too_short" else "at most"
-    return f"{field} has {actual} entries; it needs {side} {limit}", _example(name)
+    fix = _example(name) if name in _EXAMPLES else f"give it {side} {limit}"
+    return f"{field} has {actual} entries; it needs {side} {limit}", fix
 
 
-_TYPES: tuple[tuple[str, str, Callable[[str], str]], ...] = (
-    ("int_", "a whole number", lambda name: _numeric_fix(name, "300")),
-    ("float_", "a number", lambda name: _numeric_fix(name, "0.5")),
-    ("finite_", "a finite number", lambda name: _numeric_fix(name, "0.5")),
-    ("bool_", "true or false", lambda name: f"write {name}: true or {name}: false"),
-    ("string_", "text", lambda name: "put the value in quotes"),
-    ("dict_", "a mapping", _example),
-    ("model_", "a mapping", _example),
-    ("mapping_", "a mapping", _example),
-    ("tuple_", "a list", _example),
-    ("list_", "a list", _example),
+def _integer_fix(name: str, value: Any) -> str:
+    meant = _number_meant(value)
+    if meant is None or meant < 0 or not meant.is_integer():
+        return f"write {name} as a whole number, in digits and without quotes"
+    return f"write {name}: {meant:.0f}" + _UNQUOTED[isinstance(value, str)]
+
+
+def _number_fix(name: str, value: Any) -> str:
+    meant = _number_meant(value)
+    if meant is None or meant < 0:
+        return f"write {name} as a number, in digits and without quotes"
+    return f"write {name}: {meant:.15g}" + _UNQUOTED[isinstance(value, str)]
+
+
+_UNQUOTED = {True: ", without quotes", False: ""}
+
+
+def _number_meant(value: Any) -> float | None:
+    """The number that a text was probably meant as; None where none follows from it."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    found = meant_number(str(value))
+    return found if found is not None and math.isfinite(found) else None
+
+
+def _flag_fix(name: str, value: Any) -> str:
+    word = str(value).lower()
+    meant = "true" if word in ("yes", "on", "1", "true", "y") else "false"
+    known = meant == "true" or word in ("no", "off", "0", "false", "n")
+    return f"write {name}: {meant}, without quotes" if known else f"write {name}: true or {name}: false"
+
+
+def _list_fix(name: str, value: Any) -> str:
+    """A lone text as the list that it was meant as: a command's words, or one entry."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return _example(name)
+    words = [str(value)]
+    if name in _COMMANDS:
+        try:
+            words = shlex.split(str(value))
+        except ValueError:
+            return f"write {name} as a list of words, each with its quotes closed"
+    return f"write {name}: [{', '.join(map(_flow, words))}]"
+
+
+_COMMANDS = ("command", "smoke", "launcher_args")
+"""Lists of the words of a command line."""
+
+_PLAIN = re.compile(r"[A-Za-z_./-][\w./=-]*")
+
+
+def _flow(word: str) -> str:
+    """A text as an entry of a list in brackets."""
+    plain_text = _PLAIN.fullmatch(word) is not None and isinstance(plain_value(word), str) and word != "-"
+    return word if plain_text else f"""'{word.replace("'", "''")}'"""
+
+
+_TYPES: tuple[tuple[str, str, Callable[[str, Any], str]], ...] = (
+    ("int_", "a whole number", _integer_fix),
+    ("float_", "a number", _number_fix),
+    ("finite_", "a finite number", _number_fix),
+    ("bool_", "true or false", _flag_fix),
+    ("string_", "text", lambda name, value: "put the value in quotes"),
+    ("dict_", "a mapping", lambda name, value: _example(name)),
+    ("model_", "a mapping", lambda name, value: _example(name)),
+    ("mapping_", "a mapping", lambda name, value: _example(name)),
+    ("tuple_", "a list", _list_fix),
+    ("list_", "a list", _list_fix),
 )
-
-
-def _numeric_fix(name: str, example: str) -> str:
-    return f"write {_EXAMPLES[name]}" if name in _EXAMPLES else f"write {name}: {example}, without quotes"
 
 
 def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, path: Path, value: Any) -> tuple[str, str]:
@@ -191,8 +252,8 @@ def _wrong_type(kind: str, error: Mapping[str, Any], *, field: str, path: Path, 
         return f"{field} is {shown(value)}; it must be text, a number, true or false", fix_value
     for prefix, phrase, fix in _TYPES:
         if kind.startswith(prefix):
-            make_fix = _example if prefix == "string_" and isinstance(value, (list, dict)) else fix
-            return f"{field} is {shown(value)}; it must be {phrase}", make_fix(name)
+            structured = prefix == "string_" and isinstance(value, (list, dict))
+            return f"{field} is {shown(value)}; it must be {phrase}", _example(name) if structured else fix(name, value)
     return f"{field} is {shown(value)}, which is not valid: {error['msg']}", _example(name)
 
 

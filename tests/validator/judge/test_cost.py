@@ -91,6 +91,19 @@ def test_ranks_that_the_trainer_starts_itself_are_paid_for() -> None:
     assert report.scalars["cost.per_million_tokens"].value == pytest.approx(PER_MILLION, rel=0.005)
 
 
+def test_ranks_that_nobody_knows_cost_all_gpus_of_the_hardware() -> None:
+    unknown, hardware = run_record("baseline", found=result(), nproc=0), {**PRICE, "gpus": 8}
+    report = judged(phase={"nproc": 0}, run=unknown, hardware=hardware)
+    assert report.scalars["cost.per_million_tokens"].value == pytest.approx(4 * PER_MILLION, rel=0.005)
+    found = cost_difference(
+        side(phase={"nproc": 0}, run=unknown, hardware=hardware), side(phase={"nproc": 2}, hardware=hardware)
+    )
+    assert (found.a.value, found.b.value) == (
+        pytest.approx(4 * PER_MILLION, rel=0.005),
+        pytest.approx(PER_MILLION, rel=0.005),
+    )
+
+
 def test_without_a_price_or_a_rate_there_is_no_cost() -> None:
     assert judged(hardware={}).scalars == {}
     report = judged("cost.per_million_tokens <= 25", run=run_record("baseline", found=result(without=("toks_per_s",))))

@@ -46,6 +46,15 @@ def test_go_needs_every_required_phase() -> None:
     assert why == "All 2 required criteria and checks of 2 phases passed; no finding forbids it."
 
 
+@pytest.mark.parametrize(("severity", "said"), [("warning", True), ("info", False)])
+def test_a_go_says_which_criterion_any_worse_run_passes(severity: Literal["warning", "info"], said: bool) -> None:
+    message = "`toks_per_s.mean <= 15000` in phase baseline accepts any lower toks_per_s.mean."
+    found = Finding(code="wrong-way-bound", severity=severity, confidence="high", message=message, next_step="n")
+    decision, why = decide([_phase("PASS")], [found])
+    assert decision == "GO"
+    assert why.endswith(f" But {message}") == said
+
+
 @pytest.mark.parametrize(
     ("severity", "lost", "said"), [("warning", 0.45, True), ("warning", 0.05, False), ("info", 0.45, False)]
 )

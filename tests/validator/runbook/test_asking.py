@@ -146,3 +146,85 @@ def test_a_phase_that_observes_asks_for_nothing_required() -> None:
         book(train(observe=True, accept=["loss.last < 3"]))
     followed = {"expr": "toks_per_s.mean >= 100", "required": False}
     assert book(train(observe=True, accept=[followed])).phases[0].observe
+
+
+def warned(tmp_path: Path, *accept: object, kind: str = "train", **more: Any) -> list[str]:
+    """What `check` says of criteria of a phase, as `message | fix`."""
+    path = tmp_path / "way.yaml"
+    trainer = {"command": ["-m", "nsa.train"], "metrics": {"csv": "a.csv", "extra": {"own": "x", "good": BETTER}}}
+    phases = [train("first", accept=["loss.last < 3"]), train("here", kind=kind, accept=list(accept))]
+    path.write_text(yaml.safe_dump({"schema": 1, "name": "t", "trainer": trainer, "phases": phases, **more}))
+    return [f"{one.message} | {one.fix}" for one in load(path).warnings if one.message.startswith("`")]
+
+
+BETTER = {"unit": "%", "better": "higher"}
+
+
+@pytest.mark.parametrize(
+    ("text", "turned", "accepts"),
+    [
+        ("toks_per_s.mean <= 15000 tok/s", "toks_per_s.mean >= 15000 tok/s", "any lower toks_per_s.mean"),
+        ("15000 >= toks_per_s.mean", "15000 <= toks_per_s.mean", "any lower toks_per_s.mean"),
+        ("toks_per_s.mean <= ?", "toks_per_s.mean >= ?", "any lower toks_per_s.mean"),
+        ("loss.last > 0.7 * loss.first", "loss.last < 0.7 * loss.first", "any higher loss.last"),
+        ("loss.last / loss.first >= 0.7", "loss.last / loss.first <= 0.7", "any higher loss.last"),
+        ("loss.first - loss.last < 0.1", "loss.first - loss.last > 0.1", "any higher loss.last"),
+        ("-1 * toks_per_s.mean >= -15000", "-1 * toks_per_s.mean <= -15000", "any lower toks_per_s.mean"),
+        ("step_time_s.p95 >= 0.1", "step_time_s.p95 <= 0.1", "any higher step_time_s.p95"),
+        ("good.mean <= 90 %", "good.mean >= 90 %", "any lower good.mean"),
+        (
+            "toks_per_s.mean <= 0.9 * last_go.toks_per_s.mean",
+            "toks_per_s.mean >= 0.9 * last_go.toks_per_s.mean",
+            "any lower toks_per_s.mean",
+        ),
+    ],
+)
+def test_a_bound_the_wrong_way_round_is_warned_of_and_carries_no_go(
+    text: str, turned: str, accepts: str, tmp_path: Path
+) -> None:
+    (said,) = warned(tmp_path, text, "grad_norm.max < 100")
+    assert f"`{text}` accepts {accepts}" in said
+    assert f"| write {turned}, or add the " in said
+    assert warned(tmp_path, turned, "grad_norm.max < 100") == []
+    meant = {"expr": text, "why": "a limiter is tested"}
+    assert warned(tmp_path, meant, "grad_norm.max < 100") == []
+    assert warned(tmp_path, {"expr": text, "required": False}, "grad_norm.max < 100") == []
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        ["toks_per_s.mean >= 100", "toks_per_s.mean <= 1000000"],
+        ["toks_per_s.p50 >= 100", "toks_per_s.max <= 1000000"],
+        ["toks_per_s.mean >= 100", "step_time_s.min >= 0.0001"],
+        ["loss.last <= 3", "loss.last >= 0.5"],
+        ["loss.last <= 3", "loss.min >= 0.5"],
+        ["toks_per_s.max <= 2 * toks_per_s.mean"],
+        ["toks_per_s.mean <= 0.9 * first.toks_per_s.mean"],
+        ["first.toks_per_s.mean >= 1.8 * toks_per_s.mean"],
+        ["-1 * toks_per_s.mean <= -15000"],
+        ["abs(loss.last - loss.first) <= 0.1"],
+        ["toks_per_s.cv <= 0.1", "loss.first >= 2", "grad_norm.min > 0.1"],
+        ["own.mean <= 90", "own.mean >= 1"],
+        ["own.mean <= 90"],
+        ["gpu_mem_reserved_mib.max >= 1000", "gpu_power_w.mean >= 100 W"],
+    ],
+)
+def test_bounds_that_may_be_meant_are_not_warned_of(accept: list[str], tmp_path: Path) -> None:
+    assert warned(tmp_path, *accept, hardware={"gpus": 1}) == []
+
+
+def test_a_bound_on_the_largest_loss_is_not_the_other_side_of_one_on_the_last(tmp_path: Path) -> None:
+    (said,) = warned(tmp_path, "loss.max < 20", "loss.last > 0.7 * loss.first")
+    assert "accepts any higher loss.last" in said
+
+
+def test_a_cost_is_better_when_it_is_lower(tmp_path: Path) -> None:
+    price = {"gpus": 1, "price_per_gpu_hour": 2, "currency": "EUR"}
+    (said,) = warned(tmp_path, "cost.per_million_tokens >= 0.05 EUR", hardware=price)
+    assert "accepts any higher cost.per_million_tokens, and lower is better" in said
+
+
+def test_a_bound_on_the_good_side_carries_no_go() -> None:
+    assert weak("toks_per_s.mean <= 39") == "accepts any lower toks_per_s.mean, and higher is better"
+    assert weak("toks_per_s.mean <= 39", why="a limiter is tested") is None

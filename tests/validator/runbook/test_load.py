@@ -57,7 +57,8 @@ phases:
     assert problems(text) == [
         "3:21: defaults.timeout: duration 30 has no unit | write 30s, 30m or 30h",
         "7:13: the needs of phases form a cycle: a → b → a | remove b from the needs of a",
-        "8:12: phases.a.steps is 'many'; it must be a whole number | write steps: 300",
+        "8:12: phases.a.steps is 'many'; it must be a whole number | "
+        "write steps as a whole number, in digits and without quotes",
         "9:5: unknown key acept in phases.a | did you mean accept?",
         "14:14: there is no metric called tok_per_s | did you mean toks_per_s?",
     ]
@@ -195,3 +196,60 @@ def test_a_shared_part_is_reported_where_it_is_written_once() -> None:
     assert [problem.split(": ")[0] for problem in found] == ["4:39", "4:39"]
     assert "phases.a.steps" in found[0]
     assert "phases.b.steps" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        ("phases: [{id: a, kind: train, steps: '120'}]", "write steps: 120, without quotes"),
+        ("phases: [{id: a, kind: train, steps: 1e3}]", "write steps: 1000"),
+        ("phases: [{id: a, kind: train, steps: '1,500'}]", "write steps: 1500, without quotes"),
+        ("phases: [{id: a, kind: train, steps: 2k}]", "write steps: 2000, without quotes"),
+        ("phases: [{id: a, kind: train, steps: no}]", "write steps as a whole number, in digits and without quotes"),
+        ("hardware: {price_per_gpu_hour: '2,5'}", "write price_per_gpu_hour: 2.5, without quotes"),
+        ("hardware: {currency: $}", "write it in letters, such as currency: USD"),
+        (
+            "trainer: {command: 'toy.py --steps {steps} \"a b\"'}",
+            "write command: [toy.py, --steps, '{steps}', 'a b']",
+        ),
+        ("phases: [{id: a, kind: train, steps: 30, needs: b}]", "write needs: [b]"),
+        ("trainer: {metrics: {stdout: '({step}'}}", "escape special characters with \\"),
+        ("hardware: {name: '('}", "escape special characters with \\"),
+    ],
+)
+def test_a_fix_holds_the_value_that_was_written_or_its_kind(written: str, fix: str) -> None:
+    text = HEAD + written + "\n" + ("" if written.startswith("phases") else "phases: [{id: a, kind: preflight}]\n")
+    (said,) = problems(text)
+    assert said.endswith(f" | {fix}")
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        *((word, "write required: false, without quotes") for word in ('"false"', "no", "off", "0", '"0"', "'No'")),
+        *((word, "write required: true, without quotes") for word in ('"true"', "yes", "on", "1")),
+        ("maybe", "write required: true or required: false"),
+    ],
+)
+def test_a_text_is_neither_true_nor_false(written: str, fix: str) -> None:
+    (said,) = problems(train(f"    accept: [{{expr: loss.last < 3, required: {written}}}]\n"))
+    assert said.endswith(f"it must be true or false | {fix}")
+
+
+@pytest.mark.parametrize(
+    ("criterion", "fix"),
+    [
+        ("toks_per_s.mean >= 15k tok/s", "write toks_per_s.mean >= 15000 tok/s"),
+        ("toks_per_s.mean >= 15k", "write 15000"),
+        ("toks_per_s.mean >= 15,000 tok/s", "write toks_per_s.mean >= 15000 tok/s"),
+        ("loss.last <= 2,5", "write loss.last <= 2.5"),
+        ("toks_per_s.mean => 15000", "write >="),
+        ("loss.last =< 3", "write <="),
+        ("outcome.rc = 0", "write >=, <= or =="),
+        ("cost.per_million_tokens <= 2 USD", "declare hardware.currency: USD, or leave the unit out"),
+    ],
+)
+def test_a_criterion_that_cannot_be_read_is_written_out(criterion: str, fix: str) -> None:
+    priced = "hardware: {price_per_gpu_hour: 2.5}\n"
+    (said,) = problems(train(f'    accept: ["{criterion}"]\n').replace("phases:", priced + "phases:"))
+    assert said.endswith(f" | {fix}")

@@ -164,3 +164,34 @@ def test_a_warm_up_of_all_steps(steps: int) -> None:
     assert f"set it to {steps // 4}" in found
     by_default = BOOK.replace("steps: 200,", "steps: 10,")
     assert said(by_default) == [], "nobody wrote a warm-up"
+
+
+def test_a_unit_that_nothing_declares_is_not_checked_and_warned_of() -> None:
+    printed = BOOK.replace("loss {loss}", "loss {loss} goodput {goodput}")
+    (said,) = said_of(printed, "goodput.mean >= 90 furlongs")
+    assert said == (
+        "7:66: nothing declares the unit of goodput, so 'furlongs' is not checked | "
+        "declare trainer.metrics.extra: {goodput: 'furlongs'}, or leave the unit out"
+    )
+    assert said_of(printed, "goodput.mean >= 90") == []
+    assert said_of(printed, "goodput.cv <= 0.1") == []
+    declared = printed.replace("goodput}'}", "goodput}', extra: {goodput: '%'}}")
+    assert said_of(declared, "goodput.mean >= 90 %") == []
+    (refused,) = said_of(declared, "goodput.mean >= 90 furlongs")
+    assert "the criterion is written in furlongs, but goodput.mean is in %" in refused
+
+
+def said_of(text: str, criterion: str) -> list[str]:
+    return said(text.replace("loss.last < loss.first", criterion))
+
+
+def test_what_is_declared_and_not_in_the_pattern_is_said_so() -> None:
+    declared = BOOK.replace("loss {loss}'", "loss {loss}', extra: {other: '%'}")
+    (refused,) = said_of(declared, "other.mean >= 3 %")
+    assert (
+        "other is declared in trainer.metrics.extra, and can never be known: the pattern of stdout has no {other}"
+        in refused
+    )
+    assert refused.endswith(
+        "| write {other} in trainer.metrics.stdout where it is printed, or declare csv or heartbeat"
+    )
