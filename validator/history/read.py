@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from validator.errors import ExitCode
 from validator.files import Tree, is_file
 from validator.model.catalogue import METRICS, Better, Metric
 from validator.model.machine import MIN_EFFECT, NODES_ALONE, machine_class, sound_snapshot
@@ -78,6 +79,8 @@ class HistoryEntry:
     not as the runbook declares it (overrides, phases left out), empty when all was. `undecided` names what was
     compared without an answer: sweeps and A/Bs, and `last GO` for the comparison with that. `branch` is git's, empty
     where there was none. Of a run that was handed in, `host` and the names of nodes begin with the token's: `ci/gpu7`.
+    `decision` is that of result.json, or INTERRUPTED: what a signal ended has no decision until it is resumed, unless
+    it had failed by then.
     """
 
     folder: str
@@ -98,6 +101,11 @@ class HistoryEntry:
     undecided: tuple[str, ...] = ()
     nodes: tuple[PastNode, ...] = ()
     branch: str = ""
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a decision, which counts until the next one."""
+        return self.decision not in ("IN_PROGRESS", "INTERRUPTED")
 
 
 def run_folders(parent: Path) -> Iterator[Path]:
@@ -160,7 +168,7 @@ def _history_entry(folder: Path, found: Mapping[str, Any]) -> HistoryEntry:
         title=_text_or_none(runbook.get("title")),
         machine=machine_class(environment),
         host=str(environment.get("host") or "unknown"),
-        decision=str(found["decision"]),
+        decision=_decision(found),
         why=str(found.get("why") or ""),
         started=str(found["started"]),
         finished=_text_or_none(found.get("finished")),
@@ -173,6 +181,13 @@ def _history_entry(folder: Path, found: Mapping[str, Any]) -> HistoryEntry:
         nodes=tuple(_nodes(found)),
         branch=str((environment.get("git") or {}).get("branch") or ""),
     )
+
+
+def _decision(found: Mapping[str, Any]) -> str:
+    """An interruption takes no failure back: what has ended is not repeated on resume."""
+    decision = str(found["decision"])
+    interrupted = found.get("exit_code") == ExitCode.INTERRUPTED and decision in ("GO", "INCONCLUSIVE")
+    return "INTERRUPTED" if interrupted else decision
 
 
 def _nodes(found: Mapping[str, Any]) -> Iterator[PastNode]:

@@ -104,7 +104,7 @@ def remove(parent: Path, entries: Sequence[HistoryEntry]) -> None:
 
 INDEX = ".history.json"
 
-VERSION = 7
+VERSION = 8
 """Of what the file holds; one of another version is built again."""
 
 

@@ -110,10 +110,10 @@ def group_entries(entries: Sequence[HistoryEntry]) -> tuple[Group, ...]:
 
 
 def trends(entries: Sequence[HistoryEntry]) -> tuple[Trend, ...]:
-    """Every metric of comparable validations, in the order of the latest one. One still in progress does not count."""
+    """Every metric of comparable validations, in the order of the latest one. What has no decision does not count."""
     found: dict[tuple[str, str], list[tuple[int, Point]]] = {}
     for place, entry in enumerate(entries):
-        if entry.decision != "IN_PROGRESS":
+        if entry.decided:
             for point in entry.points:
                 found.setdefault((point.phase, point.metric), []).append((place, point))
     order = {(p.phase, p.metric): place for place, p in enumerate(entries[-1].points)} if entries else {}

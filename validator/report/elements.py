@@ -38,6 +38,7 @@ _DECISION: dict[str, StatusView] = {
     "NO_GO": StatusView("NO-GO", "✕", "bad"),
     "INCONCLUSIVE": StatusView("INCONCLUSIVE", "?", "warn"),
     "IN_PROGRESS": StatusView("IN PROGRESS", "…", "info"),
+    "INTERRUPTED": StatusView("INTERRUPTED", "–", "muted"),
 }
 
 

@@ -93,7 +93,7 @@ def badge(request: Request) -> Response:
     """The latest decision of a runbook as an SVG; `machine`, `branch` and `host` in the address narrow it."""
     wanted = run_filter(request)._replace(runbook=str(request.path_params["runbook"]), decision="")
     found, _ = service_of(request).index.find(wanted, limit=20)
-    decision = next((one.decision for one in found if one.decision != "IN_PROGRESS"), "")
+    decision = next((one.decision for one in found if one.decided), "")
     view = decision_status(decision) if decision else StatusView("NO RUN", "", "muted")
     name = one_line(wanted.runbook, limit=60)
     made = environment().get_template("service/badge.svg.j2").render(name=name, word=view.word, tone=view.tone)

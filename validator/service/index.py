@@ -25,7 +25,7 @@ from validator.files import user_folder
 from validator.history.read import SAMPLE, HistoryEntry, read_entry, stamp_of
 from validator.runs.folder import is_run_folder
 
-_VERSION = 2
+_VERSION = 3
 """Of the table and of the entries in it; a file of another version is built again."""
 
 _FRESH_S = 1.0
@@ -212,8 +212,8 @@ class RunIndex:
         """The latest decided run of each combination of columns of `FILTERS`, latest first."""
         return self._entries(
             f"SELECT entry FROM (SELECT entry, started, row_number() OVER (PARTITION BY {', '.join(columns)} "
-            "ORDER BY started DESC, folder DESC) AS place FROM runs WHERE decision != 'IN_PROGRESS') "
-            "WHERE place = 1 ORDER BY started DESC"
+            "ORDER BY started DESC, folder DESC) AS place FROM runs "
+            "WHERE decision NOT IN ('IN_PROGRESS', 'INTERRUPTED')) WHERE place = 1 ORDER BY started DESC"
         )
 
     def version(self) -> tuple[int, int]:

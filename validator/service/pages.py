@@ -51,7 +51,7 @@ def now(request: Request) -> Response:
     service = service_of(request)
     running = service.live.look()
     recent, _ = service.index.find(RunFilter(), limit=_RECENT)
-    decided = [row(one) for one in recent if one.decision != "IN_PROGRESS"]
+    decided = [row(one) for one in recent if one.decided]
     reports = str(service.index.reports)
     return page(request, "now", running=running, shape=shape_of(running), runs=decided, reports=reports)
 

@@ -125,7 +125,7 @@ class Webhook:
         """The decisions that the address does not have, the oldest first."""
         version, oldest = self._index.version(), time.time() - _MAX_AGE_S
         found = self._index.find(RunFilter(), limit=_LATEST)[0] if version != self._version else ()
-        decided = [one for one in reversed(found) if one.decision != "IN_PROGRESS"]
+        decided = [one for one in reversed(found) if one.decided]
         recent = [one for one in decided if (unix_seconds(one.finished) or oldest) >= oldest]
         due = [one for one in recent if self._sent.get(one.folder) != _what(one)]
         self._version = None if due else version

@@ -166,3 +166,19 @@ def test_metrics_and_badge_show_the_latest_decision(tmp_path: Path) -> None:
     assert badge.headers["content-type"] == "image/svg+xml"
     assert "NO-GO" in badge.text
     assert "NO RUN" in asking.get("/badge/none.svg").text
+
+
+def test_an_interrupted_run_replaces_no_decision(tmp_path: Path) -> None:
+    make_run(tmp_path / "reports", 0)
+    make_run(tmp_path / "reports", 1, decision="INCONCLUSIVE", exit_code=130)
+    asking = client(tmp_path / "reports")
+    lines = [line for line in asking.get("/metrics").text.splitlines() if line.startswith("validator_decision{")]
+    assert [line.endswith(" 1.0") for line in lines] == ['decision="GO"' in line for line in lines]
+    assert "INCONCLUSIVE" not in asking.get("/badge/smoke-cpu.svg").text
+    assert "0001" not in asking.get("/fleet").text
+    past = asking.get("/past").text
+    assert "INTERRUPTED" in past
+    assert "INCONCLUSIVE" not in past
+    make_run(tmp_path / "reports", 2, decision="NO_GO", exit_code=130)
+    again = client(tmp_path / "reports")
+    assert "NO-GO" in again.get("/badge/smoke-cpu.svg").text, "what had failed by then fails after a resume, too"

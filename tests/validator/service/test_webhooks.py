@@ -182,6 +182,7 @@ def test_an_old_decision_and_one_in_progress_are_not_sent(tmp_path: Path) -> Non
     with listening() as (host, posts):
         with Service(tmp_path, f"http://{host}/") as service:
             service.decide(0, decision="IN_PROGRESS")
+            service.decide(3, decision="INCONCLUSIVE", exit_code=130)
             service.decide(1, finished="2026-01-01T00:00:00+00:00")
             last = service.decide(2)
             until(lambda: posts)
