@@ -129,9 +129,9 @@ def test_two_that_matter_only_together_and_a_finished_part_is_not_run_again(
     assert sound(events) == events, "a mark in a line that is not sound would leave its processes running"
 
 
-def test_ends_that_do_not_differ_are_refused(cli: Callable[..., Answer], ends: Callable[..., None]) -> None:
+def test_ends_with_the_same_settings_are_an_answer(cli: Callable[..., Answer], ends: Callable[..., None]) -> None:
     ends({})
-    assert _bisect(cli).rc == 2
+    assert _bisect(cli).rc == 3
 
 
 def test_the_bundled_trainer_by_its_own_folders(workdir: Path, cli: Callable[..., Answer]) -> None:

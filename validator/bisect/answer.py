@@ -71,6 +71,7 @@ class Bisection(Frozen):
     rest_share: float | None = Field(None, description="Share that all other settings show together.")
     uncertain: tuple[tuple[str, ...], ...] = Field((), description="Combinations too near the threshold to be sure of.")
     trials: tuple[BisectTrial, ...] = ()
+    commands: tuple[str, ...] = Field((), description="What searches the commits where no setting differs.")
     folder: str | None = None
 
 
@@ -237,6 +238,8 @@ def bisection_lines(found: Bisection, *, width: int = 80, color: bool = False) -
         ]
         columns_of_trials = ("Run", f"{found.metric}, {found.unit}", "Share", "From bad")
         lines += ["", *text_table(columns_of_trials, rows, width=width, numeric=("Run", "Share"), color=color)]
+    if found.commands:
+        lines += ["", *(f"{'' if place else 'Next':8}{one_line(one)}" for place, one in enumerate(found.commands))]
     if found.folder:
         lines += ["", f"Runs    {one_line(found.folder)}"]
         resumed = f"validator bisect --resume {shlex.quote(one_line(found.folder))}"

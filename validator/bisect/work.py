@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from validator.bisect.answer import Bisection, BisectionOutcome, bisection
+from validator.bisect.commits import elsewhere
 from validator.bisect.search import (
     BudgetSpent,
     Explanation,
@@ -106,14 +107,14 @@ def bisect(request: BisectRequest, *, note: Note) -> Bisection:
     """Find the few settings that make `bad` differ from `good`.
 
     Raises:
-        FolderError: when an end cannot be read, or the two do not differ.
+        FolderError: when an end cannot be read, or the two run different trainers.
         Unable: when the machine is held by another validation, or the disk refuses.
     """
     good, bad = (with_secrets(read_end(end, phase=request.phase)) for end in (request.good, request.bad))
     _declare_secrets(good, bad)
-    if not differences(good, bad):
-        raise FolderError(f"{good.name} and {bad.name} do not differ in any setting, so there is nothing to search")
     _require_metric(request.metric, _metrics_of(good))
+    if not differences(good, bad):
+        return _same_settings(request, good, bad)
     steps = good.steps if request.steps is None else request.steps
     warmup = min(good.warmup_steps, steps // 4) if request.warmup_steps is None else request.warmup_steps
     if warmup >= steps:
@@ -127,6 +128,22 @@ def bisect(request: BisectRequest, *, note: Note) -> Bisection:
         shown = header.model_copy(update={"good": without_secrets(good), "bad": without_secrets(bad)})
         (root / "request.json").write_text(shown.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return _carry_out(header, root, lock=request.lock, note=note)
+
+
+def _same_settings(request: BisectRequest, good: End, bad: End) -> Bisection:
+    """The answer without a run: no setting can explain what two equal configs differ in."""
+    why, commands = elsewhere(request.good, request.bad, phase=request.phase)
+    metric = _metrics_of(good)[request.metric or "toks_per_s"]
+    return Bisection(
+        good=good.name,
+        bad=bad.name,
+        metric=f"{metric.name}.{statistic_of(metric, request.statistic)}",
+        unit=metric.unit,
+        outcome="not_in_settings",
+        message=f"Not found: {why}.",
+        differences=(),
+        commands=commands,
+    )
 
 
 def resume(root: Path, *, lock: bool = True, max_runs: int | None = None, note: Note) -> Bisection:

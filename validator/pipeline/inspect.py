@@ -319,7 +319,7 @@ def _deciding(found: ContrastReport, a: Path, b: Path) -> Iterator[str]:
         if one.phase is not None and one.repeats_needed is not None:
             wanted[one.phase] = max(one.repeats_needed, wanted.get(one.phase, 0))
     if wanted and is_run_folder(a):
-        again = [_repeated(RunFolder.open(path).header, wanted) for path in (a, b)]
+        again = [repeated(RunFolder.open(path).header, wanted) for path in (a, b)]
         if again[0] == again[1]:
             yield f"{again[0]}  # once as A was, once as B was"
         else:
@@ -332,7 +332,7 @@ def _deciding(found: ContrastReport, a: Path, b: Path) -> Iterator[str]:
         yield f"validator compare {paths} --not-worse-than {percent}%"
 
 
-def _repeated(header: Header, wanted: Mapping[str, int]) -> str:
+def repeated(header: Header, wanted: Mapping[str, int]) -> str:
     """A validation again, of these phases alone, with so many runs of each."""
     changes = [*header.overrides, *(f"{phase}.repeats={runs}" for phase, runs in wanted.items())]
     words = [word for one in changes for word in ("--set", one)]
