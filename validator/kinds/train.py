@@ -61,8 +61,10 @@ def _compared(runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], list[FleetOut
 
 
 def _described(one: FleetOutlier, names: Sequence[str]) -> str:
-    than = "" if one.against is None else f" than {names[int(one.against.nodes[0])]}, and nothing shows which is odd"
-    return cluster.fleet.slow_text(one, dict(enumerate(names))) + than
+    text = cluster.fleet.slow_text(one, dict(enumerate(names)))
+    if one.against is None:
+        return text
+    return f"{text} than {names[int(one.against.nodes[0])]}, and of so few nothing shows which is odd"
 
 
 def _left(names: Sequence[str], outliers: Sequence[FleetOutlier]) -> tuple[int, ...]:
@@ -82,7 +84,7 @@ def _not_slow(runs: Sequence[RunRecord], count: int) -> Rule:
             replaced = f", and others are used in place of what is slow: {text}" if text else ""
             return Found("PASS", f"{count} nodes are left that are not slow{replaced}.", left, count)
         if outliers and outliers[0].outcome == "confirmed":
-            return Found("FAIL", f"{text[0].upper()}{text[1:]}.", left, count)
+            return Found("FAIL", f"Slow: {text}.", left, count)
         return Found("INCONCLUSIVE", f"Not decided: {text or 'a node did not measure anything'}.", left, count)
 
     return rule

@@ -133,9 +133,30 @@ def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     status = "OPEN" if waits_for_bounds(phase) else phase.status
     short = too_short(phase)
     longer = (_what_is_needed(phase) if short else None) or _LONGER.get(short or "")
-    step = longer or _STEPS.get(status, _STEPS["NOT_RUN"])
+    step = longer or _about_nodes(phase, report) or _STEPS.get(status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
+
+
+def _about_nodes(phase: PhaseReport, report: ValidationReport) -> str | None:
+    """What to do where the phase is open for slow nodes alone; None where it is open for anything else."""
+    unmet = [item for item in phase.criteria if item.required and item.status == phase.status]
+    if not unmet or not all(item.id == f"{phase.id}.slow" or item.text.startswith("nodes.") for item in unmet):
+        return None
+    if phase.status == "FAIL":
+        return _SLOW_NODE
+    few = report.fleet is not None and len(report.fleet.nodes) < _MAJORITY
+    return _FEW_NODES if few and phase.status == "INCONCLUSIVE" else None
+
+
+_MAJORITY = 4
+"""Nodes from which most of them show who is slow."""
+
+_SLOW_NODE = "The reason names the slow node: look at it, or leave it out of the cluster, and validate again."
+_FEW_NODES = (
+    "Use four nodes or more: of two or three nothing shows which one is slow. Or give the phase a bound, such as "
+    "nodes.min >= 0.9."
+)
 
 
 def _needed(phase: PhaseReport) -> tuple[dict[str, int], dict[str, int]]:

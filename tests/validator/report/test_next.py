@@ -10,6 +10,7 @@ import pytest
 from tests.validator.report import pieces, samples
 from tests.validator.report.pages import parse
 from validator.errors import ExitCode
+from validator.model.fleet import Fleet, FleetNode
 from validator.model.result import ScalarValue
 from validator.model.verdict import Finding, Needed, Status, ValidationReport
 from validator.report.advice import next_command
@@ -41,6 +42,29 @@ def test_without_a_finding_the_phase_that_stands_against_go_is_named(status: str
     assert page.next_step.name == against.id
     assert word in page.next_step.value.lower()
     assert page.next_step.href == f"#{next(p.anchor for p in page.phases if p.id == against.id)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "nodes", "words"),
+    [
+        ("nodes.min >= 0.9", "FAIL", 3, "names the slow node"),
+        ("enough nodes are left that are not slow", "FAIL", 4, "names the slow node"),
+        ("enough nodes are left that are not slow", "INCONCLUSIVE", 3, "four nodes"),
+        ("enough nodes are left that are not slow", "INCONCLUSIVE", 4, "what is missing"),
+        ("loss.last < 3", "FAIL", 3, "No known cause"),
+    ],
+)
+def test_a_phase_that_slow_nodes_alone_keep_open_says_so(text: str, status: Status, nodes: int, words: str) -> None:
+    name = "baseline.slow" if text.startswith("enough") else "baseline.1"
+    phase = pieces.baseline(status, criteria=(pieces.verdict(name, text, status),))
+    named = tuple(FleetNode(name=f"n{n}", state="good") for n in range(nodes))
+    more = {"wanted": 2, "min_effect": 0.02, "complete": True, "rounds": 1, "good": (), "measures": ()}
+    fleet = Fleet(engine="ssh", nodes=named, **more)
+    changed = {"decision": "NO_GO" if status == "FAIL" else "INCONCLUSIVE", "exit_code": 1, "findings": ()}
+    report = samples.go().model_copy(update={**changed, "phases": (phase,), "fleet": fleet})
+    step = build_page(report).next_step
+    assert step is not None
+    assert words in step.value
 
 
 def test_what_costs_much_of_the_time_comes_first() -> None:
