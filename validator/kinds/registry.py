@@ -20,7 +20,7 @@ from typing import Any
 from validator.kinds.base import Found as Found
 from validator.kinds.base import ImplicitCriterion as ImplicitCriterion
 from validator.kinds.base import JudgedRun as JudgedRun
-from validator.kinds.base import Kind, Site
+from validator.kinds.base import Kind, Site, Words
 from validator.kinds.base import PlannedArm as PlannedArm
 from validator.kinds.base import Rule as Rule
 from validator.kinds.base import Seen as Seen
@@ -99,12 +99,34 @@ def _load_plugins(folders: str) -> Iterator[Problem]:
             fix = f"name folders with Python files in {PLUGINS}, or unset it"
             yield Problem.at(Mark(str(folder)), "this is no folder", fix)
         for file in sorted(folder.glob("*.py")):
+            where = Mark(str(file))
             try:
                 for kind in _kinds_in(file):
-                    add(kind)
+                    wrong = _mistake(kind)
+                    if wrong is None:
+                        add(kind)
+                    else:
+                        yield Problem.at(where, f"the kinds in this file cannot be used: {wrong[0]}", wrong[1])
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, its author needs to know where
                 message = f"the kinds in this file cannot be used: {type(error).__name__}: {error}"
-                yield Problem.at(Mark(str(file)), message, "define KINDS, a tuple of kinds as in validator/kinds")
+                yield Problem.at(where, message, "mend it by the example of docs/plugins.md")
+
+
+def _mistake(kind: object) -> Words | None:
+    """What is missing of something in KINDS, and what to write; None where it can be declared."""
+    name = kind.__name__ if isinstance(kind, type) else type(kind).__name__
+    if not isinstance(kind, Kind):
+        return (
+            f"{name} in KINDS is no instance of a kind",
+            f"write KINDS = ({name}(),), of a class based on ProcessKind",
+        )
+    schema = getattr(kind, "schema", None)
+    own = f"`schema = MyPhase` in class {name}, where MyPhase is a model of its own with kind: Literal['my-kind']"
+    if schema is None:
+        return f"{name} has no schema, the model of its keys", f"write {own}"
+    if schema in SCHEMAS.values():
+        return f"{name} has the schema {schema.__name__}, which is that of the kind {kind.name}", f"write {own}"
+    return None
 
 
 def _kinds_in(file: Path) -> tuple[Kind[Any], ...]:
@@ -115,6 +137,8 @@ def _kinds_in(file: Path) -> tuple[Kind[Any], ...]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pydantic looks up the annotations of a model in its module
     spec.loader.exec_module(module)
+    if not hasattr(module, "KINDS"):
+        raise ValueError("there is no KINDS; write KINDS = (Name(),), the kinds of this file")
     return tuple(module.KINDS)
 
 

@@ -88,9 +88,15 @@ def test_plugins_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text("KINDS = (")
     (tmp_path / "none.py").write_text("ONE = 1")
     (tmp_path / "twice.py").write_text("from validator.kinds.train import Train\nKINDS = (Train(),)")
+    based = "from validator.kinds.base import ProcessKind\nclass Greet(ProcessKind):\n    pass\n"
+    (tmp_path / "bare.py").write_text(f"{based}KINDS = (Greet(),)")
+    (tmp_path / "type.py").write_text(f"{based}KINDS = (Greet,)")
     found = validator("check", "smoke_cpu", plugins=f"{tmp_path}{os.pathsep}{tmp_path / 'gone'}", expected=2)
     assert f"{tmp_path / 'half.py'}: the kinds in this file cannot be used: SyntaxError" in found
-    assert f"{tmp_path / 'none.py'}: the kinds in this file cannot be used: AttributeError" in found
-    assert "TrainPhase declares the kind train" in found
+    assert f"{tmp_path / 'none.py'}: the kinds in this file cannot be used: ValueError: there is no KINDS" in found
+    assert "Train has the schema TrainPhase, which is that of the kind train" in found
+    assert "Greet has no schema, the model of its keys" in found
+    assert found.count("write `schema = MyPhase` in class ") == 2
+    assert "write KINDS = (Greet(),)" in found
     assert f"{tmp_path / 'gone'}: this is no folder" in found
     assert "Traceback" not in found
