@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.validator.system.answers import Card, FakeNvml
-from validator.pipeline.doctor import examine
+from validator.engine.look import _would_start
+from validator.model.cluster import Cluster
+from validator.pipeline.doctor import Capability, Examination, Fitness, examination_lines, examine
 from validator.supervise.lock import MachineLock, holders
 from validator.system import nvml
 
@@ -75,3 +78,20 @@ def test_the_nodes_of_a_runbook_are_looked_at(cli, tmp_path: Path) -> None:
     answer = cli("doctor", str(runbook))
     assert answer.rc == 2
     assert "has no cluster" in answer.err
+
+
+def test_nodes_that_fail_are_what_is_mended_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = "sbatch: error: Unable to contact slurm controller (connect failure)"
+    for errors, fix in ((silent, ""), ("sbatch: error: invalid partition specified: x", "change cluster.slurm")):
+        done = subprocess.CompletedProcess((), 1, "", errors)
+        monkeypatch.setattr("validator.engine.look.ask", lambda *_, done=done, **__: done)
+        row = _would_start(Cluster(engine="slurm", nodes=2))
+        assert (row.ok, row.fix.partition(",")[0]) == (False, fix)
+    runbooks = (Fitness("acceptance", "ready"),)
+    for ok, said in (
+        (False, "a ✕ under Nodes, then: validator doctor 'my pair.yaml'"),
+        (True, "validator run 'my pair"),
+    ):
+        node = (Capability("n1", "answers", ok),)
+        examined = Examination((Capability("Disk", "free"),), runbooks, node, "my pair.yaml")
+        assert said in examination_lines(examined, width=100, color=False)[-1]

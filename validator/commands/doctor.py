@@ -27,6 +27,6 @@ def command(
 
     with reported(as_json=as_json):
         cluster = cluster_of(runbook, overrides=tuple(set_ or ())) if runbook else None
-        examination = examine(reports=out, cluster=cluster)
+        examination = examine(reports=out, cluster=cluster, runbook=runbook or "")
     answer(examination.as_dict, examination_lines, examination, as_json=as_json)
     raise typer.Exit(examination.exit_code)

@@ -19,7 +19,7 @@ from validator.engine.base import Channel
 from validator.engine.clients import ask
 from validator.engine.lines import Lines
 from validator.engine.slurm import own_job, unqueued
-from validator.engine.trouble import explained
+from validator.engine.trouble import explained, known_fix
 from validator.errors import Unable
 from validator.model.cluster import Allocation, Cluster
 from validator.startup import inline_argv
@@ -82,7 +82,8 @@ def _would_start(cluster: Cluster) -> Looked:
         return Looked("Slurm", f"inside of job {job}, which is used as it is")
     done = ask(unqueued(cluster), environment=os.environ)
     said, fine = explained(done.stderr) or explained(done.stdout), done.returncode == 0
-    return Looked("Slurm", said, fine, "" if fine else "change cluster.slurm, or --nodes")
+    refused = not fine and known_fix(done.stderr) is None  # else Slurm never saw the request
+    return Looked("Slurm", said, fine, "change cluster.slurm, or --nodes" if refused else "")
 
 
 def _nodes(cluster: Cluster, allocation: Allocation) -> Iterator[Looked]:

@@ -32,9 +32,14 @@ _FIXES = (
 )
 
 
+def known_fix(errors: str) -> str | None:
+    """What to do about a standard error; None where it is not known."""
+    return next((fix for pattern, fix in _FIXES if re.search(pattern, errors)), None)
+
+
 def explained(errors: str) -> str:
     """The last lines of a standard error, with the fix of the first one that is known."""
     lines = [line.strip() for line in errors.splitlines() if not _NOISE.search(line)]
-    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, errors)), None)
+    fix = known_fix(errors)
     text = "; ".join(line[:300] for line in lines[-4:])
     return f"{text}; {fix}" if fix else text

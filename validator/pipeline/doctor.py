@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,11 +59,12 @@ class Fitness:
 
 @dataclass(frozen=True)
 class Examination:
-    """Everything that `validator doctor` shows."""
+    """Everything that `validator doctor` shows; `runbook` is the one whose nodes were looked at."""
 
     facts: tuple[Capability, ...]
     runbooks: tuple[Fitness, ...]
     nodes: tuple[Capability, ...] = ()
+    runbook: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -89,12 +91,13 @@ def cluster_of(name: str, *, overrides: tuple[str, ...] = ()) -> Cluster:
     return cluster
 
 
-def examine(*, reports: Path, cluster: Cluster | None = None) -> Examination:
+def examine(*, reports: Path, cluster: Cluster | None = None, runbook: str = "") -> Examination:
     """Look at the machine. Nothing is started but small questions, and nothing is changed.
 
     Args:
         reports: the folder that would receive run folders; its disk counts.
         cluster: nodes to look at as well, as far as that is possible without an allocation.
+        runbook: what the user calls the runbook that names them.
     """
     host, gpus = read_host(reports), read_gpus()
     versions = package_versions(sys.executable, _PACKAGES)
@@ -105,7 +108,7 @@ def examine(*, reports: Path, cluster: Cluster | None = None) -> Examination:
         *_tools(torch=versions["torch"] is not None, gpus=bool(gpus.gpus)),
     )
     nodes = tuple(Capability(one.name, one.value, one.ok, one.fix) for one in look(cluster)) if cluster else ()
-    return Examination(facts, tuple(_runbooks(host, gpus)), nodes)
+    return Examination(facts, tuple(_runbooks(host, gpus)), nodes, runbook)
 
 
 _PACKAGES = ("torch", "triton", "pytest", "nvidia-ml-py")
@@ -247,8 +250,17 @@ def examination_lines(examined: Examination, *, width: int, color: bool) -> list
         lines.append(f"  {paint(sign, style, color=color)} {one_line(one.runbook)}: {meaning}")
         for reason in one.reasons:
             lines += wrap(reason, width=width, indent="      ")
+    return [*lines, "", f"Next    {_next(examined)}"]
+
+
+def _next(examined: Examination) -> str:
+    """What to type next: about the runbook whose nodes were looked at, else about one that can run here."""
+    if examined.nodes:
+        name = shlex.quote(one_line(examined.runbook))
+        mend = "mend what has a ✕ under Nodes, then: "
+        return f"{mend}validator doctor {name}" if examined.exit_code else f"validator run {name}"
     ready = next((one.runbook for one in examined.runbooks if one.state == "ready"), None)
-    return [*lines, "", f"Next    validator run {ready}" if ready else "Next    validator check YOUR_RUNBOOK.yaml"]
+    return f"validator run {ready}" if ready else "validator check YOUR_RUNBOOK.yaml"
 
 
 def _capability_lines(title: str, facts: Sequence[Capability], *, width: int, color: bool) -> list[str]:

@@ -435,4 +435,5 @@ def _save_evidence(running: _Running, ending: _Ending) -> tuple[Path, ...]:
 
 def _show(running: _Running, look: Look) -> None:
     if running.context.on_progress is not None:
-        running.context.on_progress(look.progress)
+        progress = look.progress.ended_on_nodes() if running.spec.groups else look.progress
+        running.context.on_progress(progress)

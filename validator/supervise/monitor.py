@@ -199,6 +199,11 @@ class Progress:
     nodes: str = ""
     overdue_s: float | None = None
 
+    def ended_on_nodes(self) -> Progress:
+        """As it is shown of a run on nodes that has ended: what arrived of their last steps by then is no count."""
+        behind = self.state == "ended" and self.step != self.steps
+        return replace(self, step=None, steps=None, eta_s=None) if behind else self
+
 
 _LOOK_S = 1.0
 _SCAN_SHARE = 0.005  # of a core, at most, goes into looking for new processes

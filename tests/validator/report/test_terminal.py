@@ -161,6 +161,15 @@ def test_a_line_has_the_time_of_a_step_where_there_is_no_rate() -> None:
     assert "0.25 s a step" in progress_cells(progress(step_time_s=0.25, toks_per_s=None))
 
 
+def test_a_run_on_nodes_that_ended_shows_no_count_of_steps_that_are_still_to_arrive() -> None:
+    """Four passed runs of 60 steps ended at step 33, 48, 34 and 60."""
+    ended = progress(state="ended", step=33, steps=60, eta_s=0.6)
+    cells = progress_cells(ended.ended_on_nodes())
+    assert not [cell for cell in cells if cell.startswith(("step", "ETA"))]
+    assert progress(state="ended", step=60, steps=60).ended_on_nodes().step == 60
+    assert progress(step=33, steps=60).ended_on_nodes().step == 33
+
+
 def test_a_run_that_hangs_has_no_time_left_but_the_time_without_a_step() -> None:
     """A trainer that hung was shown with "ETA 0.0 s" until the watchdog's limit."""
     hung = progress(eta_s=None, overdue_s=70.0)
