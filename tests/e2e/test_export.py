@@ -146,7 +146,7 @@ def test_a_missing_library_and_an_unknown_target_are_named(cli: Any, rated: Path
     monkeypatch.setenv("PYTHONPATH", f"{blocked}:{REPOSITORY}")
     for target in ("wandb", "mlflow", "otel"):
         answer = cli("export", str(rated), "--to", target)
-        assert answer.rc == 2
+        assert answer.rc == 4
         assert "pip install 'training-validator[export]'" in answer.err
     answer = cli("export", str(rated), "--to", "excel", "--json")
     assert answer.rc == 2

@@ -36,8 +36,8 @@ def send(target: str, found: Tracked, options: Options) -> tuple[str, ...]:
     """Hand a validation to a tracker; the lines say where it is now.
 
     Raises:
-        UserError: for a target that there is not, or whose library is not installed.
-        Unable: when the tracker does not take it.
+        UserError: for a target that there is not.
+        Unable: when its library is not installed, or the tracker does not take it.
     """
     if target not in TARGETS:
         raise UserError(f"--to {target}: there is no such target; write one of {', '.join(TARGETS)}")
@@ -50,7 +50,7 @@ def _library(target: str, module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         fix = "pip install 'training-validator[export]'"
-        raise UserError(f"--to {target} needs {module}, which cannot be imported ({error}): {fix}") from None
+        raise Unable(f"--to {target} needs {module}, which cannot be imported ({error}): {fix}") from None
 
 
 _FIXES = {
