@@ -312,10 +312,11 @@ def _ask(connection: http.client.HTTPConnection, to: Destination, method: str, p
     try:
         if status == 200:
             return Receipt.model_validate_json(data)
-        why = clean(parse_json(data)["error"], limit=500)
-    except (ValueError, TypeError, KeyError):
-        why = f"HTTP {status} {clean(answer.reason, limit=100)}"
-    if status in (401, 403):
+        why, spoken = clean(parse_json(data)["error"], limit=500).rstrip("."), True
+    except (ValueError, TypeError, KeyError):  # a page, or another program: it has not looked at the token
+        why, spoken = f"HTTP {status} {clean(answer.reason, limit=100)}", False
+    if status in (401, 403) and spoken:
+        why = "it is revoked, or of another service" if status == 401 and to.token else why
         raise Unable(f"{to.url} refuses the token: {why}; give one with the role push")
     if status == 507:
         raise Unable(f"{to.url}: {why}")

@@ -567,10 +567,14 @@ def test_a_token_is_read_from_a_file_of_its_owner(tmp_path: Path) -> None:
 
 def test_a_service_that_refuses_or_is_none_is_named(tmp_path: Path, run: Path) -> None:
     tokens = Tokens(tmp_path / "config" / "tokens.json")
-    tokens.add("one", "push")
+    token = tokens.add("one", "push")
     with served(tmp_path / "reports", tokens) as address:
-        with pytest.raises(Unable, match="refuses the token"):
+        with pytest.raises(Unable, match="refuses the token: A token is needed; give one"):
             send(run, address)
+        with pytest.raises(Unable, match="refuses the token: it is revoked"):
+            push(run, Destination.of(address, token="vt_of_another_service"), say=quiet)
+        with pytest.raises(Unable, match="HTTP 403 Forbidden"):
+            push(run, Destination.of(f"{address}/foo", token=token), say=quiet)
         with pytest.raises(Unable, match="look at the address"):
             push(run, Destination.of(f"{address}/login"), say=quiet)
     said: list[str] = []
