@@ -222,6 +222,7 @@ def posted(path: str, action: Callable[[Request, Mapping[str, str]], Response], 
         visitor, key = visitor_of(request), form.get("key", "").encode()
         if keyed and not (visitor.session and hmac.compare_digest(key, visitor.form_key.encode())):
             raise HTTPException(403, "The form has expired: open the page again.")
+        request.scope["form"] = form  # a page that refuses it shows what was typed
         return await run_in_threadpool(action, request, form)
 
     return Route(path, endpoint, methods=["POST"])

@@ -29,7 +29,6 @@ from validator.service.live import Running
 from validator.service.pages import contrast_of
 from validator.service.queue import QueueEntry
 from validator.service.start import list_queue
-from validator.text import one_line
 from validator.times import unix_seconds
 
 BASE = "/api/v1"
@@ -95,8 +94,7 @@ def badge(request: Request) -> Response:
     found, _ = service_of(request).index.find(wanted, limit=20)
     decision = next((one.decision for one in found if one.decided), "")
     view = decision_status(decision) if decision else StatusView("NO RUN", "", "muted")
-    name = one_line(wanted.runbook, limit=60)
-    made = environment().get_template("service/badge.svg.j2").render(name=name, word=view.word, tone=view.tone)
+    made = environment().get_template("service/badge.svg.j2").render(name=wanted.runbook, view=view)
     return Response(made, media_type="image/svg+xml")
 
 

@@ -106,7 +106,8 @@ async def _failed(request: Request, error: Exception) -> Response:
         headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
     if path.startswith(api.BASE):
         return JSONResponse({"error": clean(why)}, status, headers)
-    response = page(request, "error", status=status, code=status, why=clean(why))
+    form = request.scope.get("form", {})
+    response = page(request, "error", status=status, code=status, why=clean(why), form=form)
     response.headers.update(headers)
     return response
 

@@ -197,7 +197,12 @@ def test_a_schedule_is_added_changed_paused_and_removed(
 ) -> None:
     table = use_own_crontab(home, monkeypatch)
     fields = hidden(planned(asking, **{"defaults.timeout": "5m"})) | {"do": "schedule", "job": "mine", "at": "04:30"}
-    assert asking.post("/start/waits", data={**fields, "at": "99:00"}).status_code == 409
+    wrong = asking.post("/start/waits", data={**fields, "at": "99:00", "days": "mon"})
+    assert (wrong.status_code, "At &#39;99:00&#39; is no time of day" in wrong.text) == (409, True)
+    assert "--at" not in wrong.text
+    assert asking.post("/start/waits", data=hidden(wrong.text) | {"at": "99:01"}).status_code == 409
+    for name, value in (("at", "99:00"), ("days", "mon"), ("job", "mine")):
+        assert f'name="{name}" value="{value}"' in wrong.text, "what was typed"
     assert asking.post("/start/waits", data={**fields, "job": "../mine"}).status_code == 409
     assert asking.post("/start/waits", data={**fields, "days": "someday"}).status_code == 409
     assert names() == ()
@@ -219,6 +224,8 @@ def test_a_schedule_is_added_changed_paused_and_removed(
         assert asking.post(f"/schedules/{other}", data={**key, "do": "remove"}).status_code == 404
     asking.post("/schedules/mine", data={**key, "do": "save", "at": "5:00", "days": ""})
     assert table.read_text(encoding="utf-8").startswith("0 5 * * * ")
+    wrong = asking.post("/schedules/mine", data={**key, "do": "save", "at": "5:00", "days": "someday"})
+    assert (wrong.status_code, 'value="someday"' in wrong.text, 'id="wrong-days"' in wrong.text) == (409, True, True)
     asking.post("/schedules/mine", data={**key, "do": "pause"})
     assert (table.read_text(encoding="utf-8"), names()) == ("", ("mine",))
     assert "paused" in asking.get("/schedules").text
