@@ -82,8 +82,8 @@ def _would_start(cluster: Cluster) -> Looked:
         return Looked("Slurm", f"inside of job {job}, which is used as it is")
     done = ask(unqueued(cluster), environment=os.environ)
     said, fine = explained(done.stderr) or explained(done.stdout), done.returncode == 0
-    refused = not fine and known_fix(done.stderr) is None  # else Slurm never saw the request
-    return Looked("Slurm", said, fine, "change cluster.slurm, or --nodes" if refused else "")
+    # Where the fix is known, Slurm never saw the request.
+    return Looked("Slurm", said, fine, "" if fine or known_fix(done.stderr) else "change cluster.slurm, or --nodes")
 
 
 def _nodes(cluster: Cluster, allocation: Allocation) -> Iterator[Looked]:

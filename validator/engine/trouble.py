@@ -40,6 +40,4 @@ def known_fix(errors: str) -> str | None:
 def explained(errors: str) -> str:
     """The last lines of a standard error, with the fix of the first one that is known."""
     lines = [line.strip() for line in errors.splitlines() if not _NOISE.search(line)]
-    fix = known_fix(errors)
-    text = "; ".join(line[:300] for line in lines[-4:])
-    return f"{text}; {fix}" if fix else text
+    return "; ".join(filter(None, [*(line[:300] for line in lines[-4:]), known_fix(errors)]))
