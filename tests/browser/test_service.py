@@ -160,7 +160,7 @@ def test_a_validation_is_started_from_its_form_stopped_followed_by_the_next_and_
     page.get_by_role("button", name="Halt it now").click()
     page.goto(f"{served.address}queue")
     running.filter(has_text="timeout=6m").get_by_role("link", name="Halt").wait_for()  # without a reload
-    page.locator(".queue li", has_text="INCONCLUSIVE").filter(has_text="timeout=5m").wait_for()
+    page.locator(".queue li", has_text="INTERRUPTED").filter(has_text="timeout=5m").wait_for()
     running.get_by_role("link", name="Halt").click()
     page.get_by_role("button", name="Halt it now").click()
     page.goto(f"{served.address}start/waits")

@@ -82,7 +82,7 @@ class Fault:
 FAULTS = {
     "slow nodes": Fault(
         [alone("ten"), alone("often")],
-        {"ten.slow": ("N1", 10), "often.slow": ("N3", 25)},
+        {"ten.slow": ("n1", 10), "often.slow": ("n3", 25)},
         # Each tenth step of the last one takes four times as long.
         faults=lambda site: {
             "ten": {"n1": {"slow": 1 / 0.9}},
@@ -98,7 +98,7 @@ FAULTS = {
     ),
     "a slow network of one node": Fault(
         [pairs("links")],
-        {"links.slow": ("N2", 30)},
+        {"links.slow": ("n2", 30)},
         faults=lambda site: {"links": {"n2": {"slow": 1 / 0.7, "in": ["all_reduce"]}}},
         cluster={"nodes": 4},
         ci=False,
