@@ -45,7 +45,7 @@ class _Load(NamedTuple):
 @rule("busy-host", "warning", of="run")
 def busy_host(run: RunFacts) -> Iterator[Diagnosis]:
     """Other programs used the CPU while the run was measured, and hardly any was left, so steps may have waited."""
-    load, said = _load(run), _crowding(run)
+    load, said = _load(run), crowding(run)
     if not run.timed or load is None or not said:
         return
     means = ((name, float(values.mean())) for name, values in (("cpu", load.busy), ("other_cpu", load.others)))
@@ -128,7 +128,8 @@ def _covered(windows: Sequence[InvalidWindow], stretch: Stretch) -> float:
     return float(np.any(inside, axis=0).mean()) if inside and steps.size else 0.0
 
 
-def _crowding(run: RunFacts) -> str:
+def crowding(run: RunFacts) -> str:
+    """A sentence, after a space: other programs used the CPU that the run needs. Empty where some was left."""
     load = _load(run)
     taken = np.empty(0) if load is None else load.crowded(run.cores)
     if load is None or not taken.size:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from validator.diagnose.contention import crowding
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
 from validator.model.result import Floats, Steps
 from validator.stats.clock import clock_for, step_ends, timestamps
@@ -119,7 +120,8 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
         f"{format_percent(stalls.lost)} of the time{what}.{longest}{meant}",
         severity="warning" if loud else "info",
         confidence="high" if period is not None else "medium",
-        lost=stalls.lost,
+        # Slow steps at random are what other programs make, and `busy-host` says that.
+        lost=None if period is None and crowding(run) else stalls.lost,
         next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
         "loader that fills its buffer). A pause that is meant is declared: pause_every in the phase.",
     )

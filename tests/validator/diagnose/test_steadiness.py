@@ -329,6 +329,25 @@ def test_a_rate_that_never_settles_while_others_use_the_cpu(tmp_path: Path, befo
     assert finding.next_step.startswith("End the other programs") is named
 
 
+@pytest.mark.parametrize(("others", "every", "known"), [(50, None, False), (0, None, True), (50, 3, True)])
+def test_time_lost_without_a_period_beside_other_programs_is_theirs(
+    tmp_path: Path, others: int, every: int | None, known: bool
+) -> None:
+    """A third of the steps takes twice as long or more: no GO has to say so where a full machine explains it."""
+    chosen = random.Random(5)
+    late = [i % every == 0 if every else chosen.random() < 0.3 for i in range(1, N + 1)]
+    seconds = [one * (2.5 if slow else 1.0) for one, slow in zip(times(), late, strict=True)]
+    folder = tmp_path / "r"
+    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
+    write_arrivals(folder, seconds)
+    rows = [f"{START_S + end},99,{others}" for end in accumulate(seconds, initial=3.0)]
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,host_cpu_pct,host_other_cpu_pct", *rows)) + "\n")
+    shown = of_run(folder, steps=N)
+    assert ("busy-host" in shown) is (others > 0)
+    assert shown["periodic-stall"].costly is known, shown["periodic-stall"].message
+
+
 def test_few_long_pauses_with_a_period_among_many_short_ones(tmp_path: Path) -> None:
     """Most slow steps keep no period; those that cost the time do."""
     late = dict.fromkeys((7, 31, 37, 54, 66, 83, 107, 129, 142, 173, 205, 222), 0.2)
