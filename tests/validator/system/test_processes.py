@@ -162,9 +162,10 @@ def test_the_memory_of_the_runs_processes(tmp_path: Path) -> None:
 
 def test_a_process_seen_before_its_program_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between fork and exec it has its parent's environment. An agent starts it: it descends from nothing here."""
-    others = OtherProcesses(TOKEN, tmp_path / "x.jsonl")
+    token = "5a" * 16  # of its own: tests beside this one look at all processes
+    others = OtherProcesses(token, tmp_path / "x.jsonl")
     hold = "x = bytearray(b'x' * (30 << 20)); print(flush=True); input()"
-    environment = {processes.TOKEN_VARIABLE: TOKEN}
+    environment = {processes.TOKEN_VARIABLE: token}
     begin = f"os.execve(sys.executable, [sys.executable, '-c', {hold!r}], {environment!r})"
     code = f"import os, sys; print(flush=True); input(); {begin}"
     with subprocess.Popen(
