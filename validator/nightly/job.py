@@ -40,7 +40,7 @@ from validator.pipeline.push import Destination, push
 from validator.runs.folder import this_runner
 from validator.secrets.redact import redact
 from validator.startup import call_argv
-from validator.supervise.lock import IN_USE, holders
+from validator.supervise.lock import holders
 from validator.text import format_duration, format_time
 from validator.times import unix_seconds, utc_now
 
@@ -194,7 +194,7 @@ def _run_validation(job: Nightly, begun: Begun, *, log: BinaryIO, before: Nightl
         why = f"validator run cannot be started: {error}"
     run_id = str(found["run_id"]) if "run_id" in found else None
     why = str(found.get("why") or found.get("error") or why)
-    if IN_USE in why:
+    if "holder" in found:
         why = f"{why}; this start waited {format_duration(job.wait_s)} for it"
     lacking = tuple(name for name in job.lacking if name not in os.environ)
     if lacking and exit_code != ExitCode.GO:
@@ -218,24 +218,25 @@ def _start_when_free(job: Nightly, begun: Begun, log: BinaryIO) -> tuple[int, st
     until, pause_s = time.monotonic() + job.wait_s, _PAUSE_S
     while True:
         returned, printed = _start_validation(job, begun, log)
-        refusal = str(_printed_result(printed).get("error", "")).partition("; wait")[0]
-        if returned != ExitCode.UNABLE or IN_USE not in refusal:
+        found = _printed_result(printed)
+        if returned != ExitCode.UNABLE or "holder" not in found:
             return returned, printed
+        refusal = str(found.get("error", "")).partition("; wait")[0]
         with suppress(OSError):  # on a full disk it waits nevertheless
             log.write(f"waits: {redact(refusal)}\n".encode("utf-8", "backslashreplace"))
         _note_begun(begun.model_copy(update={"waits": redact(refusal)}), job)
         # A start that is refused at once must not disturb, again and again, what is measured on the machine.
         next_s, pause_s = time.monotonic() + pause_s, min(2 * pause_s, _MAX_PAUSE_S)
-        while time.monotonic() < next_s or _is_held_by(refusal):
+        while time.monotonic() < next_s or _still_held(found["holder"]):
             if time.monotonic() >= until:
                 return returned, printed
             time.sleep(_LOOK_S)
 
 
-def _is_held_by(refusal: str) -> bool:
+def _still_held(holder: Any) -> bool:
     """Whether the process that a refusal names still holds a lock of this machine."""
     with suppress(OSError):
-        return any(f"process {one['pid']} (" in refusal for one in holders().values())
+        return isinstance(holder, dict) and holder.get("pid") in [one["pid"] for one in holders().values()]
     return False
 
 

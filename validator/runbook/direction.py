@@ -22,6 +22,9 @@ _LEVELS = ("mean", "min", "p50", "p95", "p99", "max", "last")
 """Statistics that are good where the metric is; `first` is how a run begins, `cv` and `stdev` how it scatters."""
 
 _COSTS = frozenset(scalar.name for scalar in COST)
+_RATES = ("tok/s", "TFLOP/s")
+"""Units of a pace."""
+
 _TURNED = {">=": "<=", "<=": ">=", ">": "<", "<": ">"}
 
 
@@ -118,9 +121,6 @@ def _bounds_other_side(other: Criterion, value: Resolved, phase: Phase, runbook:
 def _is_pace(meaning: Resolved) -> bool:
     """Whether it says how fast the steps are: a rate, the time of a step, what tokens cost."""
     return meaning.name in _COSTS or meaning.name in ("step_time_s", "wall_step_time_s") or meaning.unit in _RATES
-
-
-_RATES = ("tok/s", "TFLOP/s")
 
 
 def asked_ways(relation: lang.Relation) -> dict[lang.Reference, int]:

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -343,21 +344,31 @@ def last_go(folder: RunFolder, environment: Mapping[str, Any]) -> RunFolder | No
 
 
 def _earlier(folder: RunFolder) -> Iterator[RunFolder]:
-    """Readable run folders beside this one that began before it, the newest first. Names begin with the UTC time."""
+    """Readable run folders beside this one that began before it, the newest first.
+
+    Names begin with the second in UTC; those of one second are in the order of their headers, which tell milliseconds.
+    """
     try:
-        earlier = (path for path in folder.root.parent.iterdir() if path.name < folder.root.name)
-        names = sorted((path for path in earlier if not was_pushed(path)), reverse=True)
+        found = (path for path in folder.root.parent.iterdir() if _second(path) <= _second(folder.root))
+        paths = sorted((path for path in found if not was_pushed(path)), reverse=True)
     except OSError:
         return
-    for path in names[:_MAX_FOLDERS]:
-        if not is_run_folder(path):
-            continue
-        try:
-            found = RunFolder.open(path)
-        except (FolderError, OSError):
-            continue
-        if found.header.started < folder.header.started:
-            yield found
+    for _, together in groupby(paths[:_MAX_FOLDERS], key=_second):
+        begun = [one for path in together if (one := _readable(path)) is not None]
+        for one in sorted(begun, key=lambda one: one.header.started, reverse=True):
+            if one.header.started < folder.header.started:
+                yield one
+
+
+def _second(path: Path) -> str:
+    return path.name.partition("-")[0]
+
+
+def _readable(path: Path) -> RunFolder | None:
+    try:
+        return RunFolder.open(path) if is_run_folder(path) else None
+    except (FolderError, OSError):
+        return None
 
 
 def _decision(folder: RunFolder) -> str | None:

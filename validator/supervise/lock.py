@@ -41,6 +41,10 @@ class LockHeld(Unable):
             f"{what} {IN_USE}: {who}{since}{where}; wait for it, stop it, or pass --no-lock if timings do not matter"
         )
 
+    def details(self) -> dict[str, Any]:
+        """Who holds it, for whoever waits until it is released."""
+        return {"holder": dict(self.holder)}
+
 
 def lock_names(gpus: int, *, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """The locks that a runbook for so many GPUs needs: `cpu`, or one name per GPU it may use.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,21 @@ def found(
     losses = [4 + 2 / (i + 1) for i in range(N)]
     folder = healthy(tmp_path / "r", rates=rates, losses=losses, effective=effective, **columns)
     return of_run(folder, steps=N)
+
+
+def printed(tmp_path: Path, seconds: Sequence[float], columns: str, row: Callable[[int], str]) -> dict[str, Finding]:
+    """What a run shows that only prints, with a sample of the machine's `columns` in the middle of each step."""
+    folder = tmp_path / "r"
+    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
+    write_arrivals(folder, seconds)
+    ends = list(accumulate(seconds, initial=3.0))
+    rows = [f"{START_S + (a + b) / 2},{row(i)}" for i, (a, b) in enumerate(pairwise(ends))]
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs/telemetry.csv").write_text("\n".join((f"ts,{columns}", *rows)) + "\n")
+    return of_run(folder, steps=N)
+
+
+CPU = "host_cpu_pct,host_other_cpu_pct"
 
 
 def test_a_pause_at_every_seventh_step(tmp_path: Path) -> None:
@@ -273,17 +288,11 @@ def test_a_rate_that_shifts_while_others_use_the_cpu(
     """From half of the run on other processes want the cores; a trainer that only prints has no heartbeats. Where they
     wanted as much before, the shift is not theirs: a rate that halved was laid to a machine that was busy all along."""
     seconds = [one * (1.3 if i >= N // 2 else 1.0) for i, one in enumerate(times())]
-    folder = tmp_path / "r"
-    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
-    write_arrivals(folder, seconds)
-    ends = list(accumulate(seconds, initial=3.0))
-    rows = [
-        f"{START_S + (a + b) / 2},{busy if i >= N // 2 or before else 55},{2 * (others if i >= N // 2 else before)}"
-        for i, (a, b) in enumerate(pairwise(ends))
-    ]
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,host_cpu_pct,host_other_cpu_pct", *rows)) + "\n")
-    found = of_run(folder, steps=N)
+
+    def row(i: int) -> str:
+        return f"{busy if i >= N // 2 or before else 55},{2 * (others if i >= N // 2 else before)}"
+
+    found = printed(tmp_path, seconds, CPU, row)
     finding = found["rate-shift"]
     assert ("telemetry.host_other_cpu_pct" in finding.message) is (before == 0)
     assert ("Other programs used" in finding.message) is named
@@ -298,15 +307,8 @@ def test_a_rate_that_shifts_while_others_use_the_cpu(
 def test_a_rate_that_shifts_when_another_program_takes_the_gpu(tmp_path: Path, since: float, named: bool) -> None:
     """A program used one of two GPUs; the next step was to look for clocks and to run three times as many steps. One
     that came long after the shift, or was there long before, does not explain it."""
-    folder = tmp_path / "r"
     seconds = [one * (2.3 if i >= N // 2 else 1.0) for i, one in enumerate(times())]
-    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
-    write_arrivals(folder, seconds)
-    ends = list(accumulate(seconds, initial=3.0))
-    rows = [f"{START_S + (a + b) / 2},{int(i > since * N)}" for i, (a, b) in enumerate(pairwise(ends))]
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,gpu1_foreign_processes", *rows)) + "\n")
-    found = of_run(folder, steps=N)
+    found = printed(tmp_path, seconds, "gpu1_foreign_processes", lambda i: f"{int(i > since * N)}")
     assert "gpu1 was used by another program in steps" in found["busy-gpu"].message
     assert ("Meanwhile gpu1 was used by another program." in found["rate-shift"].message) is named
     assert found["rate-shift"].next_step.startswith("End the other programs") is named
@@ -317,14 +319,7 @@ def test_a_rate_that_shifts_when_another_program_takes_the_gpu(tmp_path: Path, s
 def test_a_rate_that_never_settles_while_others_use_the_cpu(tmp_path: Path, before: int, named: bool) -> None:
     """It falls in three steps, on a machine that is busy; only where others took less before is it theirs."""
     seconds = levels((60, 1.0), (60, 1.2), (60, 1.5), (60, 1.9))
-    folder = tmp_path / "r"
-    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
-    write_arrivals(folder, seconds)
-    ends = list(accumulate(seconds, initial=3.0))
-    rows = [f"{START_S + (a + b) / 2},99,{before if i < N // 2 else 40}" for i, (a, b) in enumerate(pairwise(ends))]
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,host_cpu_pct,host_other_cpu_pct", *rows)) + "\n")
-    finding = of_run(folder, steps=N)["no-steady-state"]
+    finding = printed(tmp_path, seconds, CPU, lambda i: f"99,{before if i < N // 2 else 40}")["no-steady-state"]
     assert ("Other programs used 40 %" in finding.message) is named
     assert finding.next_step.startswith("End the other programs") is named
 
@@ -337,13 +332,7 @@ def test_time_lost_without_a_period_beside_other_programs_is_theirs(
     chosen = random.Random(5)
     late = [i % every == 0 if every else chosen.random() < 0.3 for i in range(1, N + 1)]
     seconds = [one * (2.5 if slow else 1.0) for one, slow in zip(times(), late, strict=True)]
-    folder = tmp_path / "r"
-    write_csv(folder, [4096 / one for one in seconds], losses=[4 + 2 / (i + 1) for i in range(N)])
-    write_arrivals(folder, seconds)
-    rows = [f"{START_S + end},99,{others}" for end in accumulate(seconds, initial=3.0)]
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs/telemetry.csv").write_text("\n".join(("ts,host_cpu_pct,host_other_cpu_pct", *rows)) + "\n")
-    shown = of_run(folder, steps=N)
+    shown = printed(tmp_path, seconds, CPU, lambda _: f"99,{others}")
     assert ("busy-host" in shown) is (others > 0)
     assert shown["periodic-stall"].costly is known, shown["periodic-stall"].message
 

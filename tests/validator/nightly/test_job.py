@@ -193,7 +193,7 @@ def test_a_start_that_was_killed_is_reported_by_the_next_one(
         return last_ended(night)
 
     before = replace(first, decision="NO_GO", started="2026-01-01T02:00:00+00:00")
-    found = killed(before, first.started)
+    found = killed(before, "2026-01-02T02:00:00+00:00")  # not the second in which the next start may begin
     assert found is not None
     assert (found.decision, found.before, found.folder) == ("UNABLE", "NO_GO", first.folder)
     assert found.why.endswith(f"its validation {first.run_id} ended with GO")
@@ -201,7 +201,7 @@ def test_a_start_that_was_killed_is_reported_by_the_next_one(
     ended = run_job(job(notify=(url,)))
     assert (ended.decision, ended.before, begun_start(night)) == ("GO", "UNABLE", None)
     titles = [
-        f"UNABLE (was NO-GO): nightly quick, of {Notification(first, ()).moment}",
+        "UNABLE (was NO-GO): nightly quick, of 2026-01-02 02:00:00 UTC",
         "GO (was UNABLE): nightly quick",
     ]
     assert [post.json["title"] for post in received] == titles
@@ -343,7 +343,8 @@ def test_a_start_waits_for_the_machine(
     """Two jobs at the same time: each night one of them was UNABLE, at random."""
     night, now, starts = job(wait_s=wait_s), [0.0], list[float]()
     other = {"pid": 1234, "command": "validator run", "since": "", "run_dir": None}
-    refused = json.dumps({"exit_code": 4, "error": str(LockHeld("cpu", other))})
+    held = LockHeld("cpu", other)
+    refused = json.dumps({"exit_code": 4, "error": str(held), **held.details()})
 
     def start(*_: object) -> tuple[int, str]:
         starts.append(now[0])

@@ -13,7 +13,7 @@ from tests.validator.report import samples
 from validator.errors import FolderError
 from validator.kinds.registry import load
 from validator.model.verdict import ValidationReport
-from validator.runs.folder import RunFolder, runbook_was_edited
+from validator.runs.folder import RunFolder, last_go, runbook_was_edited
 
 
 def write_book(folder: Path) -> Path:
@@ -75,3 +75,17 @@ def test_the_largest_files_are_listed_without_a_hash_where_all_are_too_many(
     assert [(path, digest is None) for path, _, digest in folder.artifacts() if len(path) == 1] == [
         ("a", False), ("b", False), ("c", False), ("d", True),
     ]  # fmt: skip
+
+
+def test_the_last_go_began_before_whatever_the_names_of_one_second_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end at random: every other short run was held against none, or not against the last."""
+    book, made = write_book(tmp_path), list[RunFolder]()
+    for milliseconds, end in ((100, "cccc"), (500, "aaaa"), (900, "bbbb")):
+        monkeypatch.setattr("validator.runs.folder.utc_now", lambda ms=milliseconds: f"2026-11-23T08:00:00.{ms}Z")
+        monkeypatch.setattr("validator.runs.folder.secrets.token_hex", lambda _, end=end: end)
+        made.append(create(book, parent=tmp_path / "reports"))
+        (made[-1].root / "result.json").write_text('{"decision": "GO"}', encoding="utf-8")
+    last = [found and found.root for found in (last_go(one, {}) for one in made)]
+    assert last == [None, made[0].root, made[1].root]
