@@ -21,7 +21,7 @@ from validator.model.resolve import series_of
 from validator.model.result import Series
 from validator.model.runbook import Phase, ProcessPhase, Runbook, TrainingPhase
 from validator.model.settings import repeats_of
-from validator.model.verdict import Evidence, Status, Verdict
+from validator.model.verdict import Evidence, Needed, Status, Verdict
 from validator.stats.spacing import core_steps, steps_to_next_row
 from validator.text import listed
 
@@ -135,6 +135,8 @@ def _verdict(
         bound=worst.bound,
         margin=worst.margin,
         message=worst.message,
+        open_for="rows" if worst.steps else None,
+        needed=Needed(steps={record.phase.id: worst.steps}) if worst.steps else None,
         evidence=tuple(Evidence(path=one.path, where=one.where, text=one.text) for one in worst.evidence),
     )
 

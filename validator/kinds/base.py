@@ -163,6 +163,8 @@ class Found(NamedTuple):
     evidence: tuple[Seen, ...] = ()
     unit: str = ""
     margin: float | None = None
+    steps: int | None = None
+    """What would decide it where it is open: so many steps of a run."""
 
 
 class JudgedRun(NamedTuple):

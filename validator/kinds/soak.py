@@ -124,17 +124,20 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
         return Found("PASS", f"{message}, which is within what it varies by all along.", lost, limit)
     message = f"{message}, at least {format_number(max(least, 0.0))} % by its interval"
     if least < limit:
-        steps = 0 if run.measurement is None or run.measurement.window is None else run.measurement.window.last_step
-        why = (
-            f"whether it is {format_number(limit)} % and does not come back, a soak of {_LONGER * steps:,} steps shows"
-        )
-        return Found("INCONCLUSIVE", f"{message}; {why}.", lost, limit)
+        window = None if run.measurement is None else run.measurement.window
+        steps = None if window is None else _LONGER * window.last_step
+        why = f"whether it is {format_number(limit)} % and does not come back, {_longer_soak(steps)} shows"
+        return Found("INCONCLUSIVE", f"{message}; {why}.", lost, limit, steps=steps)
     series = {} if run.result is None else run.result.series
     end, before = (float(fall.from_step), math.inf), (-math.inf, float(fall.from_step - 1))
     if (others := others_in(series, slow=end, fast=before)) is not None:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
     return Found("FAIL", f"{message}.", lost, limit)
+
+
+def _longer_soak(steps: int | None) -> str:
+    return f"a soak of {steps:,} steps" if steps else "a longer soak"
 
 
 def _sustained_memory(run: JudgedRun, runbook: Runbook) -> Found:
@@ -159,8 +162,9 @@ def _lasts(memory: RunMemory, run: JudgedRun, needed_s: float) -> Found:
         return Found("PASS", message, evidence=seen)
     if lasts_s is not None and growth.steady and lasts_s <= FARTHEST * growth.span_s:
         return Found("FAIL", f"{message}.", evidence=seen)
-    soak = f"a soak of {_LONGER * run.spec.steps:,} steps" if run.spec.steps else "a longer soak"
-    return Found("INCONCLUSIVE", f"{message}; whether it reaches a plateau, {soak} shows.", evidence=seen)
+    steps = _LONGER * run.spec.steps if run.spec.steps else None
+    text = f"{message}; whether it reaches a plateau, {_longer_soak(steps)} shows."
+    return Found("INCONCLUSIVE", text, evidence=seen, steps=steps)
 
 
 def _planned_s(run: JudgedRun, runbook: Runbook, memory: RunMemory) -> float | None:

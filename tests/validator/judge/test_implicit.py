@@ -21,7 +21,7 @@ from validator.model.result import (
     ScalarValue,
     UnpassedTests,
 )
-from validator.model.verdict import PhaseReport
+from validator.model.verdict import Needed, PhaseReport
 from validator.report.advice import waits_for_bounds
 
 from .samples import CSV, ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
@@ -348,6 +348,14 @@ def test_a_long_run_that_lastingly_slows_down_fails_by_name(
         assert "% lower than in steps" in found.message
 
 
+def test_a_fall_that_is_in_doubt_names_the_steps_that_decide_it() -> None:
+    """The reason asked for three times as many steps, and the next command for as many as before."""
+    found = verdict(_soak(ar1(300, cv=0.02) * np.where(np.arange(300) < 240, 1.0, 1.055)), "sustained_rate")
+    assert found.status == "INCONCLUSIVE"
+    assert "does not come back, a soak of 900 steps shows" in found.message
+    assert (found.open_for, found.needed) == ("rows", Needed(steps={"baseline": 900}))
+
+
 @pytest.mark.parametrize(
     ("others", "busy", "before", "status"),
     [
@@ -403,6 +411,8 @@ def test_the_memory_of_a_soak_must_last(mib: np.ndarray, left_mib: float, status
     found = verdict(_held(mib, left_mib=left_mib), "sustained_memory")
     assert (found.status, found.required) == (status, True)
     assert words in found.message
+    needed = Needed(steps={"baseline": 900}) if status == "INCONCLUSIVE" else None
+    assert (found.needed, found.open_for) == (needed, "rows" if needed else None), "what the next command asks for"
 
 
 def test_the_memory_of_a_soak_must_last_for_the_planned_run() -> None:
