@@ -14,6 +14,7 @@ from validator.model.findings import DISTURBED
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.report.elements import anchor
 from validator.report.page import FindingView, LabeledValue, NextStep
+from validator.stats.estimate import MIN_REPEATS
 from validator.text import clean, one_line
 
 
@@ -132,7 +133,8 @@ def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     """What to do where no finding has a next step."""
     status = "OPEN" if waits_for_bounds(phase) else phase.status
     short = too_short(phase)
-    longer = (_what_is_needed(phase) if short else None) or _LONGER.get(short or "")
+    repeated = short == "interval" and len(phase.runs) >= MIN_REPEATS
+    longer = (_what_is_needed(phase) if short else None) or _LONGER.get("repeated" if repeated else short or "")
     step = longer or _about_nodes(phase, report) or _STEPS.get(status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
@@ -188,6 +190,8 @@ _LONGER = {
     "four repeats, and validate again.",
     "interval": "What was observed is too close to its bound for so few runs: give this phase four repeats or more "
     "steps, and validate again.",
+    "repeated": "What was observed is too close to its bound for what the repeats vary by: give this phase twice as "
+    "many steps, and validate again.",
 }
 
 

@@ -106,6 +106,17 @@ def test_a_phase_that_is_too_short_is_to_be_longer_whatever_its_pace(open_for: s
     assert word in step.value
 
 
+def test_a_phase_that_had_its_repeats_is_asked_for_steps() -> None:
+    """It was extended to four runs, and the advice was four repeats."""
+    report = too_short("interval")
+    (phase,) = report.phases
+    report = report.model_copy(update={"phases": (phase.model_copy(update={"runs": 4 * phase.runs}),)})
+    step = build_page(report).next_step
+    assert step is not None
+    assert "twice as many steps" in step.value
+    assert next_command(report, Path("reports/x"), step).endswith("--set baseline.steps=600")
+
+
 def test_what_is_open_for_another_reason_is_explained_by_what_was_noticed() -> None:
     step = build_page(too_short(None)).next_step
     assert (step.name, step.value) == ("host-bound", "Profile.")
