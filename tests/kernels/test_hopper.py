@@ -20,7 +20,7 @@ from nsa.kernels.problem import Problem
 
 SHARED_LIMIT = 227 * 1024
 SERVED = [(16, 128, 128), (8, 128, 64), (6, 64, 64), (12, 64, 64), (32, 64, 64), (16, 192, 128)]
-UP_TO_128 = ("combine", "window_backward")
+UP_TO_128 = ("combine",)
 KERNELS = {
     "dense_backward": (launch._dense_constants, launch._DenseArguments),
     "gather_backward": (launch._gather_constants, launch._GatherArguments),

@@ -14,9 +14,9 @@ from nsa.kernels.problem import Problem, ceil_div
 __all__ = ["tile_tokens", "why_no_window", "window_run", "window_served"]
 
 _NAME, _KEYS, _BLOCK = "window_backward", 128, 64
-_RANGE = 1024
-"""Tokens whose blocks of threads run side by side."""
 _STAGES = 2
+_WIDEST = 128
+"""Channels of keys up to which it runs; it is written for 192, too, which have not run on a GPU."""
 
 
 class _Arguments(ctypes.Structure):
@@ -33,6 +33,11 @@ def tile_tokens(p: Problem) -> int:
     return 48 if p.dims.dk > 128 else 64 if p.dims.dk > 64 else 128
 
 
+def _range(p: Problem) -> int:
+    """Tokens whose blocks of threads run side by side: a multiple of the keys of a block and of two tiles."""
+    return 768 if p.dims.dk > 128 else 1024
+
+
 def _heads(p: Problem) -> int:
     """Heads that a block of threads takes: their keys' gradients are summed before they go to memory, and as many as
     leave their queries in the L2 cache."""
@@ -44,17 +49,17 @@ def _constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
     dk, dv, tile, heads = p.dims.dk, p.dims.dv, tile_tokens(p), _heads(p)
     constants = (
-        ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("HS", heads), ("W", p.w), ("RANGE", _RANGE),
+        ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("HS", heads), ("W", p.w), ("RANGE", _range(p)),
         ("STAGES", _STAGES), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    row, added = 2 * (dk + dv), 2 * (tile if dk > 64 else 64) * 64 * 4
+    row, added = 2 * (dk + dv), (4 if dk > 128 else 2) * (tile if dk > 64 else 64) * 64 * 4
     shared = _KEYS * row + _STAGES * tile * (row + 8) + 4 * tile * _KEYS + added
     return constants, shared + 8 * (1 + 4 * _STAGES)
 
 
 def window_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_window` that lie in the problem."""
-    if p.dims.dk > 128:
+    if p.dims.dk > _WIDEST:
         return "head_dim"
     return "sizes" if p.l_sel != _BLOCK else None
 
@@ -84,13 +89,13 @@ def window_run(
     """
     tile = tile_tokens(p)
     maps = b"".join(tensor_map(x, rows=tile) for x in queries) + b"".join(tensor_map(x, rows=_KEYS) for x in streams)
-    all_maps = (ctypes.c_uint64 * 112).from_buffer_copy(maps + tensor_map(dq, rows=64))
+    all_maps = (ctypes.c_uint64 * 112).from_buffer_copy(maps + tensor_map(dq, rows=min(tile, 64)))
     at = pointers(
         (rows[2], rows[0], rows[3], rows[1]), (window[0], selected[0], window[1], selected[1])
     )  # fmt: skip
-    ranges, tiles = ceil_div(p.S, _RANGE), ceil_div(p.S, tile)
+    ranges, tiles = ceil_div(p.S, _range(p)), ceil_div(p.S, tile)
     constants = _constants(p)
-    of_range = 2 * (_RANGE // _KEYS) + _RANGE // 512
+    of_range = 2 * (_range(p) // _KEYS) + 2
 
     def run(first: int, count: int) -> None:
         sizes = (p.S, p.H, p.G, first, tiles, ranges)
