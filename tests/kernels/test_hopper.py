@@ -61,7 +61,7 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
     p = problem(**changed)
     assert launch.dense_served(p) == dense
     assert launch.gather_served(p) == gather
-    assert window.window_served(p) == ("head_dim" if p.dims.dk > 128 else "sizes" if p.l_sel == 32 else None)
+    assert window.window_served(p) == ("head_dim" if p.dims.dk > 192 else "sizes" if p.l_sel == 32 else None)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ __all__ = ["tile_tokens", "why_no_window", "window_run", "window_served"]
 
 _NAME, _KEYS, _BLOCK = "window_backward", 128, 64
 _STAGES = 2
-_WIDEST = 128
-"""Channels of keys up to which it runs; it is written for 192, too, which have not run on a GPU."""
 
 
 class _Arguments(ctypes.Structure):
@@ -59,15 +57,15 @@ def _constants(p: Problem) -> tuple[Constants, int]:
 
 def window_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_window` that lie in the problem."""
-    if p.dims.dk > _WIDEST:
+    if p.dims.dk > 192:
         return "head_dim"
     return "sizes" if p.l_sel != _BLOCK else None
 
 
 def why_no_window(streams: tuple[Tensor, ...], p: Problem) -> str | None:
     """None if window and forced blocks can run by Hopper's asynchronous products too, where
-    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it: ``head_dim`` (keys of 192 channels), ``sizes``,
-    ``strides``, ``build``. ``streams``: keys and values of the window and of the selected branch.
+    :func:`nsa.kernels.hopper.why_no_wgmma` finds nothing against it: ``head_dim`` (more than 192 channels of keys),
+    ``sizes``, ``strides``, ``build``. ``streams``: keys and values of the window and of the selected branch.
     """
     if reason := window_served(p):
         return reason

@@ -72,7 +72,6 @@ def launches(shapes: list[Shape], steps: list[Shape]) -> list[Launch]:
 
 
 def main() -> None:
-    window._WIDEST = 192
     shapes, steps = pickle.load(sys.stdin.buffer)
     began = time.perf_counter()
     served = shapes if nvrtc.missing() is None else []

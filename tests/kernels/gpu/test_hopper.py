@@ -11,7 +11,6 @@ from torch import Tensor
 from benchmarks.kernels_device import NAMES, SIZES, make, poison
 from nsa.kernels import launch_backward, ops, problem
 from nsa.kernels.hopper import why_no_wgmma, why_no_window
-from nsa.kernels.hopper import window as hopper_window
 from nsa.kernels.precompile import Shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
@@ -20,7 +19,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
 @pytest.fixture(autouse=True)
 def _asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPPER_KERNELS", "1")
-    monkeypatch.setattr(hopper_window, "_WIDEST", 192)
 
 
 CASES = {
