@@ -38,9 +38,16 @@ def _range(p: Problem) -> int:
 
 def _heads(p: Problem) -> int:
     """Heads that a block of threads takes: their keys' gradients are summed before they go to memory, and as many as
-    leave their queries in the L2 cache."""
+    leave their queries in the L2 cache and a block to every processor."""
     wanted = (4, 3, 2, 5, 7, 1) if p.dims.dk > 64 else (8, 6, 5, 7, 4, 3, 2, 1)
-    return next(n for n in wanted if p.hpg % n == 0)
+    possible = [n for n in wanted if p.hpg % n == 0]
+    return next((n for n in possible if _blocks(p, n) * p.bg >= p.n_processors), possible[-1])
+
+
+def _blocks(p: Problem, heads: int) -> int:
+    """Blocks of threads for a pair of batch and group: of each range keys of the window, keys of blocks, and the halves
+    of what comes after block 0."""
+    return (2 * (_range(p) // _KEYS) + 2) * ceil_div(p.S, _range(p)) * (p.hpg // heads)
 
 
 def _constants(p: Problem) -> tuple[Constants, int]:
@@ -92,12 +99,11 @@ def window_run(
         (rows[2], rows[0], rows[3], rows[1]), (window[0], selected[0], window[1], selected[1])
     )  # fmt: skip
     ranges, tiles = ceil_div(p.S, _range(p)), ceil_div(p.S, tile)
-    constants = _constants(p)
-    of_range = 2 * (_range(p) // _KEYS) + 2
+    constants, blocks = _constants(p), _blocks(p, _heads(p))
 
     def run(first: int, count: int) -> None:
         sizes = (p.S, p.H, p.G, first, tiles, ranges)
         given = _Arguments(all_maps, *at, sizes, p.scale2)
-        launch(_NAME, *constants, of_range * ranges * (p.hpg // _heads(p)) * count, given, dq.device)
+        launch(_NAME, *constants, blocks * count, given, dq.device)
 
     return run
