@@ -108,7 +108,11 @@ def _build_micro_batches(effective: Effective, world: World, model: LanguageMode
     graphs = None
     if config.train.cuda_graph:
         graphs = make_graphs(
-            batch_size=data.batch_size, seq_len=data.seq_len, device=world.device, stats=takes_stats(config)
+            batch_size=data.batch_size,
+            seq_len=data.seq_len,
+            device=world.device,
+            stats=takes_stats(config),
+            fresh=tuple(model.parameters()) if data.accum == 1 else (),
         )
     return MicroBatches(
         model=model if graphs else wrap_ddp(model, config.ddp, world, hook),

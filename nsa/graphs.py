@@ -1,8 +1,9 @@
 """Forward and backward of a micro-batch as a CUDA graph.
 
 At a few thousand tokens a step launches about two thousand kernels, and the host cannot launch them as fast as the GPU
-runs them. Captured once and replayed, they cost one call. The tokens are copied into the tensor that was captured, and
-gradients are added to the existing ones, whose addresses are captured too: they are zeroed and never replaced.
+runs them. Captured once and replayed, they cost one call. The tokens are copied into the tensor that was captured.
+Gradients are made anew by each replay, in memory of the graph's own; or, where several micro-batches make a step, added
+to the existing ones, whose addresses are captured too: they are zeroed and never replaced.
 
 Gate statistics are taken on the device, so a micro-batch that takes them is a second graph. What has to see the layers
 from Python, the audit and the first traced step, runs as usual.
@@ -10,7 +11,7 @@ from Python, the audit and the first traced step, runs as usual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -41,6 +42,7 @@ class MicroBatchGraph(Generic[Result]):
     """One micro-batch of ``[batch_size, seq_len + 1]`` int64 tokens, captured from ``work`` and replayed.
 
     ``work(tokens)`` runs forward and backward, adds to the gradients that exist, and returns what holds its results.
+    ``fresh`` are the parameters whose gradients a replay replaces; it adds to those of others.
     ``shares_memory_with`` is a graph captured before, whose memory pool this one uses: they never run at the same time.
     """
 
@@ -51,7 +53,9 @@ class MicroBatchGraph(Generic[Result]):
         seq_len: int,
         device: torch.device,
         shares_memory_with: MicroBatchGraph[Any] | None = None,
+        fresh: Sequence[Tensor] = (),
     ) -> None:
+        self._fresh, self._gradients = tuple(fresh), list[Tensor | None]()
         self._shape, self._device, self._pool_owner = (batch_size, seq_len + 1), device, shares_memory_with
         self._tokens: Tensor | None = None
         self._result: Result | None = None
@@ -63,7 +67,8 @@ class MicroBatchGraph(Generic[Result]):
         return self._graph is not None
 
     def capture(self, work: Callable[[Tensor], Result]) -> None:
-        """Run ``work`` twice, for what it prepares once, then record it. Leaves the gradients in need of zeroing."""
+        """Run ``work`` twice, for what it prepares once, then record it. Leaves the gradients in need of zeroing, or of
+        removal where they are fresh."""
         tokens = torch.zeros(self._shape, dtype=torch.int64, device=self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
@@ -73,9 +78,12 @@ class MicroBatchGraph(Generic[Result]):
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         other = self._pool_owner._graph if self._pool_owner else None
+        for weight in self._fresh:
+            weight.grad = None  # what is recorded makes its own
         # The loader's thread pins memory meanwhile; a mode other than thread_local would fail the capture for it.
         with torch.cuda.graph(graph, pool=other.pool() if other else None, capture_error_mode="thread_local"):
             self._result = work(tokens)
+        self._gradients = [weight.grad for weight in self._fresh]
         self._tokens, self._graph = tokens, graph
 
     def replay(self, tokens_BT: Tensor) -> Result:
@@ -88,4 +96,6 @@ class MicroBatchGraph(Generic[Result]):
         assert self._result is not None
         self._tokens.copy_(tokens_BT, non_blocking=True)
         self._graph.replay()
+        for weight, gradient in zip(self._fresh, self._gradients, strict=True):
+            weight.grad = gradient
         return self._result

@@ -199,7 +199,7 @@ def _launch(run: Run, step: int) -> _Launched:
     wait = run.hook.backward_done()
     norm = clip_gradients(run.bare_model.parameters(), config.optim.grad_clip)
     run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=run.micro_batches.graphs is None)
+    run.optimizer.zero_grad(set_to_none=not run.micro_batches.keeps_gradients)
     control, arrived, control_wait_s = _send_control(run, loss, norm)
     fetch = run.loader.take_stats() if logged else None
     return _Launched(step, lr, control, arrived, wait, control_wait_s, fetch, stats)
@@ -305,7 +305,7 @@ def _between_steps(run: Run, step: int) -> None:
         _dump_memory(run, "step1", step)
     if run.micro_batches.awaits_capture:
         run.micro_batches.capture()
-        run.optimizer.zero_grad(set_to_none=False)
+        run.optimizer.zero_grad(set_to_none=not run.micro_batches.keeps_gradients)
     if config.train.gc_every and step % config.train.gc_every == 0:
         gc.collect()
     if config.data.val_every and step % config.data.val_every == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,9 +34,11 @@ class Graphs:
     with_stats: MicroBatchGraph[MicroBatch] | None
 
 
-def make_graphs(*, batch_size: int, seq_len: int, device: torch.device, stats: bool) -> Graphs:
-    """Graphs that are still to be captured."""
-    make = partial(MicroBatchGraph[MicroBatch], batch_size=batch_size, seq_len=seq_len, device=device)
+def make_graphs(
+    *, batch_size: int, seq_len: int, device: torch.device, stats: bool, fresh: Sequence[Tensor] = ()
+) -> Graphs:
+    """Graphs that are still to be captured; ``fresh`` as for :class:`nsa.graphs.MicroBatchGraph`."""
+    make = partial(MicroBatchGraph[MicroBatch], batch_size=batch_size, seq_len=seq_len, device=device, fresh=fresh)
     plain = make()
     return Graphs(plain, make(shares_memory_with=plain) if stats else None)
 
@@ -71,8 +74,13 @@ class MicroBatches:
         """Whether there are to be graphs and none is there yet."""
         return self.graphs is not None and not self.graphs.plain.ready
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether graphs add to gradients whose addresses they have, so that these are zeroed and never replaced."""
+        return self.graphs is not None and self.accum > 1
+
     def capture(self) -> None:
-        """Record the graphs. Leaves the gradients in need of zeroing."""
+        """Record the graphs. Leaves gradients behind that are no step's."""
         assert self.graphs is not None, "asked for only where graphs are awaited"
         for graph, collects in ((self.graphs.plain, False), (self.graphs.with_stats, True)):
             if graph is not None:

@@ -33,7 +33,8 @@ def compress_kernel(
     ok = (i < NC)[:, None] & (c < DIM)[None, :]
     base = x + b * sxb + g * sxg
     total = tl.zeros([BC, DIMP], tl.float32)
-    for offset in range(L):
+    # Unrolled: the loads do not wait for each other.
+    for offset in tl.static_range(L):
         row = (i * D + offset).to(tl.int64)
         total += tl.load(base + row[:, None] * sxs + c[None, :], mask=ok, other=0.0).to(tl.float32)
     dest = out + ((b * NC + i.to(tl.int64)) * G + g)[:, None] * DIM + c[None, :]

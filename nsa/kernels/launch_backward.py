@@ -202,12 +202,13 @@ def _finish(
 ) -> None:  # fmt: skip
     """Launch :func:`finish_kernel`: gradients of ``count`` pairs' queries, all ``heads`` of a group, or keys from their
     sums ``[count, S, heads, dim]`` and, if there are some, ``parts`` by work tile or queries' ``slots``."""
-    given = parts if slots is None else slots
-    finish_kernel[(ceil_div(p.S * heads, p.l_sel), count)](
+    given, dim = parts if slots is None else slots, out.shape[-1]
+    columns = dim & -dim
+    finish_kernel[(ceil_div(p.S * heads, p.l_sel), count, dim // columns)](
         sums, sums if given is None else given, sums if tile_offsets is None else tile_offsets, out, first, p.S,
         p.n_blocks, p.n_lists, p.max_tiles, scale, H=p.G * heads, G=p.G, HPG=heads,
-        DIM=out.shape[-1], STEP=p.l_sel, ROWS=p.block_rows, PARTS=parts is not None,
-        NTOP=0 if slots is None else p.n_top, **FUSED,
+        DIM=dim, STEP=p.l_sel, ROWS=p.block_rows, PARTS=parts is not None,
+        NTOP=0 if slots is None else p.n_top, COLUMNS=columns, **FUSED,
     )  # fmt: skip
 
 

@@ -48,9 +48,15 @@ class Replayed:
     made: list[Replayed] = []
 
     def __init__(
-        self, *, batch_size: int, seq_len: int, device: torch.device, shares_memory_with: Replayed | None = None
+        self,
+        *,
+        batch_size: int,
+        seq_len: int,
+        device: torch.device,
+        fresh: tuple[Tensor, ...],
+        shares_memory_with: Replayed | None = None,
     ) -> None:
-        other = shares_memory_with
+        other, self.fresh = shares_memory_with, fresh
         self.shape, self.sharing, self.replays = (batch_size, seq_len + 1), [other] if other else [], 0
         if other:
             other.sharing.append(self)
@@ -64,6 +70,8 @@ class Replayed:
         return hasattr(self, "work")
 
     def capture(self, work: functools.partial[MicroBatch]) -> None:
+        for weight in self.fresh:
+            weight.grad = None
         self.result = work(torch.zeros(self.shape, dtype=torch.int64))
         self.work = work
         self.gradients = self.gradients_now
@@ -78,10 +86,18 @@ class Replayed:
 
     def replay(self, tokens_BT: Tensor) -> MicroBatch:
         assert tokens_BT.shape == self.shape
-        assert [id(one) for one in self.gradients] == [id(one) for one in self.gradients_now], "it adds to these alone"
+        if not self.fresh:
+            kept = [id(one) for one in self.gradients_now]
+            assert [id(one) for one in self.gradients] == kept, "it adds to these alone"
+        for weight in self.fresh:
+            weight.grad = None
         self.replays += 1
         for old, new in zip(self.tensors, _tensors(self.work(tokens_BT)), strict=True):
             old.copy_(new)
+        for weight, own in zip(self.fresh, self.gradients, strict=False):
+            assert own is not None
+            assert weight.grad is not None
+            weight.grad = own.copy_(weight.grad)
         for other in self.sharing:
             for lost in other.tensors:
                 lost.fill_(torch.nan)

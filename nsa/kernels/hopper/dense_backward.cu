@@ -147,20 +147,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_wait<2>();
         if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
-        sync_some(4 + w, 160);
-        const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
-        store_part(at_dq, warp, g, t, dq);
-#if DK == 192
-        const u64 k_more = operand(base + AT_K + 2 * K_CHUNK_BYTES + w * 8192, 0), ds_rows = operand(at_ds + w * CHUNK_BYTES, 16);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 4; i++) multiply<1, 0>(dq, further(k_more, i * 2048), further(ds_rows, i * 32), i > 0);
-        products_close();
-        products_wait<0>();
-        store_across<BM>(at_dq + 2 * ADDED_BYTES, warp, g, t, dq);
-#endif
-        fence_async();
-        arrive_some(2 + w, 160);
+        hand_over(base, w, warp, g, t, dq, at_ds);
         products_wait<0>();
         if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;

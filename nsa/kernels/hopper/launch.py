@@ -44,8 +44,11 @@ class _GatherArguments(ctypes.Structure):
 
 
 def _chunk_tokens(p: Problem) -> int:
-    """Tokens that a block of the dense kernel walks over at most."""
-    return min(max(p.S // 8, 2048), 8192)
+    """Tokens that a block of the dense kernel walks over at most: fewer where blocks would leave processors idle."""
+    tokens, blocks = min(max(p.S // 8, 2048), 8192), p.bg * p.hpg * ceil_div(p.n_cmp, _KEYS)
+    while tokens > 256 and 2 * blocks * ceil_div(p.S, tokens) < p.n_processors:
+        tokens //= 2
+    return tokens
 
 
 def _dense_constants(p: Problem) -> tuple[Constants, int]:

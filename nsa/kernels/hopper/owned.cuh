@@ -60,10 +60,21 @@ DEVICE void store_part(u32 at_dq, int warp, int g, int t, const float (&dq)[ADDE
 #endif
 }
 
-// Leaves it to the warp that adds it to the sums in memory, once that has taken the one before.
-DEVICE void hand_over(u32 base, int w, int warp, int g, int t, const float (&dq)[ADDED]) {
+// Leaves it to the warp that adds it to the sums in memory, once that has taken the one before; of 192 columns also the last
+// 64, as far as this warpgroup's own keys go.
+DEVICE void hand_over(u32 base, int w, int warp, int g, int t, float (&dq)[ADDED], u32 at_ds) {
+    const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
     sync_some(4 + w, 160);
-    store_part(base + AT_DQ + w * ADDED_BYTES, warp, g, t, dq);
+    store_part(at_dq, warp, g, t, dq);
+#if DK == 192
+    const u64 k_more = operand(base + AT_K + 2 * K_CHUNK_BYTES + w * 8192, 0), ds_rows = operand(at_ds + w * CHUNK_BYTES, 16);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < 4; i++) multiply<1, 0>(dq, further(k_more, i * 2048), further(ds_rows, i * 32), i > 0);
+    products_close();
+    products_wait<0>();
+    store_across<BM>(at_dq + 2 * ADDED_BYTES, warp, g, t, dq);
+#endif
     fence_async();
     arrive_some(2 + w, 160);
 }

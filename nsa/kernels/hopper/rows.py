@@ -54,12 +54,13 @@ def rows_kernel(
 def finish_kernel(
     sums, parts, tile_offsets, out, bg0, S, NB, NL, MAX_TILES, scale,
     H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
-    PARTS: tl.constexpr, NTOP: tl.constexpr,
+    PARTS: tl.constexpr, NTOP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """``out [B, S, H, DIM]`` from sums ``[n, S, HPG, DIM]`` float32 times ``scale``, for ``n`` (batch, group) pairs
     from ``bg0`` on. ``PARTS``: keys, ``HPG`` is 1, and partial sums by work tile ``[n, MAX_TILES, STEP, DIM]`` come on
     top, of which a block of ``STEP`` keys has those of its ``NL / NB`` lists. ``NTOP``: queries, and partial results
-    ``[n, S, NTOP, HPG, DIM]`` of their scored blocks of ``STEP`` keys come on top. Grid (rows / STEP, n)."""
+    ``[n, S, NTOP, HPG, DIM]`` of their scored blocks of ``STEP`` keys come on top. Grid (rows / STEP, n,
+    DIM / COLUMNS), ``COLUMNS`` a power of two."""
     block = tl.program_id(0)
     slab = tl.program_id(1).to(tl.int64)
     bg = bg0 + tl.program_id(1)
@@ -68,7 +69,7 @@ def finish_kernel(
     i = tl.arange(0, ROWS)
     row = block * STEP + i
     ok = ((i < STEP) & (row < S * HPG))[:, None]
-    c = tl.arange(0, DIM)[None, :]
+    c = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     x = tl.load(sums + (slab * S * HPG + row)[:, None] * DIM + c, mask=ok, other=0.0)
     if PARTS:
         for at_list in range(block, NL, NB):

@@ -10,18 +10,18 @@
 
 constexpr int BN = 128, BLOCK = 64, DKC = DK / 64, DVC = DV / 64;
 // Queries' gradient: 64 of its columns for each warpgroup, transposed; or, if it has but 64, 64 of its rows.
-constexpr bool ACROSS = DK > 64;
-static_assert(ACROSS ? DK == 128 : BM == 128, "a warpgroup takes 64 rows of the queries' gradient");
+constexpr bool ACROSS = DK > 64, MORE = DK == 192;  // as in dense_backward.cu
+static_assert(ACROSS ? DK == 128 || MORE : BM == 128, "a warpgroup takes 64 rows of the queries' gradient");
 // What a block owns among those of a range: keys of the window, keys of blocks, tokens beyond block 0.
-constexpr int KEY_TILES = RANGE / BN, SINK_TOKENS = 512, ITEMS = 2 * KEY_TILES + RANGE / SINK_TOKENS;
+constexpr int KEY_TILES = RANGE / BN, SINK_TOKENS = RANGE / 2, ITEMS = 2 * KEY_TILES + RANGE / SINK_TOKENS;
 
 constexpr int CHUNK_BYTES = BM * 128, K_CHUNK_BYTES = BN * 128;
 constexpr int ADDED_BYTES = (ACROSS ? BM : 64) * 64 * 4;
 constexpr int AT_K = 0, AT_V = AT_K + DKC * K_CHUNK_BYTES, AT_Q = AT_V + DVC * K_CHUNK_BYTES;
 constexpr int AT_DO = AT_Q + STAGES * DKC * CHUNK_BYTES, AT_DS = AT_DO + STAGES * DVC * CHUNK_BYTES;
-constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_SHIFT = AT_DQ + 2 * ADDED_BYTES;
+constexpr int AT_DQ = AT_DS + 2 * 2 * CHUNK_BYTES, AT_SHIFT = AT_DQ + (MORE ? 4 : 2) * ADDED_BYTES;
 constexpr int AT_DELTA = AT_SHIFT + STAGES * BM * 4, AT_BARRIERS = AT_DELTA + STAGES * BM * 4;
-static_assert(HPG % HS == 0 && RANGE % SINK_TOKENS == 0, "sizes that are served");
+static_assert(HPG % HS == 0 && RANGE % BN == 0 && SINK_TOKENS % BM == 0, "a token of a later block sees block 0 once");
 
 struct Arguments {
     TensorMap q, d_o, k_win, v_win, k_sel, v_sel, dq;  // dq [pairs of this launch, S, H / G, DK], added to
@@ -110,6 +110,9 @@ DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int lane) {
                     for (int box = 0; box < 2; box++)
                         add_box(&a.dq, base + AT_DQ + w * ADDED_BYTES + box * (ADDED_BYTES / 2), (ACROSS ? w * 64 : 0) + box * 32,
                                 tile * BM + (ACROSS ? 0 : w * 64), x.head + i, x.pair);
+                    for (int box = 0; box < 2 * MORE; box++)
+                        add_box(&a.dq, base + AT_DQ + (2 + w) * ADDED_BYTES + box * (ADDED_BYTES / 2), 128 + box * 32, tile * BM,
+                                x.head + i, x.pair);
                     put_close();
                 }
             }
@@ -162,7 +165,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             if (ARRIVES) barrier_arrive(bar + 8);
             if (ARRIVES) barrier_arrive(bar + 24);
             products_wait<0>();
-            hand_over(base, w, warp, g, t, dq);
+            hand_over(base, w, warp, g, t, dq, at_ds);
             buffer ^= 1;
             if (++tile == x.tile_end) tile = x.tile_begin;
             if (++stage == STAGES) {
@@ -207,7 +210,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_wait<2>();
         if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
-        hand_over(base, w, warp, g, t, dq);
+        hand_over(base, w, warp, g, t, dq, at_ds);
         products_wait<0>();
         if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;

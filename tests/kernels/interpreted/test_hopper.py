@@ -122,8 +122,8 @@ KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
 
 @pytest.mark.parametrize(
     ("windows", "dk"),
-    [(True, 16), (False, 16), (False, 48)],
-    ids=["window", "window by Triton", "keys in two parts"],
+    [(True, 16), (False, 16), (True, 48), (False, 48)],
+    ids=["window", "window by Triton", "window, keys in two parts", "keys in two parts"],
 )
 @pytest.mark.parametrize(
     ("parts", "gathers", "scratch"),
