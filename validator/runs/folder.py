@@ -346,7 +346,7 @@ def last_go(folder: RunFolder, environment: Mapping[str, Any]) -> RunFolder | No
 def _earlier(folder: RunFolder) -> Iterator[RunFolder]:
     """Readable run folders beside this one that began before it, the newest first.
 
-    Names begin with the second in UTC; those of one second are in the order of their headers, which tell milliseconds.
+    Names begin with the second in UTC; those of one second are in the order of their headers, which have milliseconds.
     """
     try:
         found = (path for path in folder.root.parent.iterdir() if _second(path) <= _second(folder.root))
