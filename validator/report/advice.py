@@ -131,7 +131,8 @@ def waits_for_bounds(phase: PhaseReport) -> bool:
 
 def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     """What to do where no finding has a next step."""
-    status = "OPEN" if waits_for_bounds(phase) else phase.status
+    checked = phase.status == "FAIL" and any(one.required and one.status == "FAIL" for one in phase.checks)
+    status = "OPEN" if waits_for_bounds(phase) else "CHECK" if checked else phase.status
     short = too_short(phase)
     repeated = short == "interval" and len(phase.runs) >= MIN_REPEATS
     longer = (_what_is_needed(phase) if short else None) or _LONGER.get("repeated" if repeated else short or "")
@@ -198,6 +199,7 @@ _LONGER = {
 _STEPS = {
     "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
     "with `validator compare`.",
+    "CHECK": "Do what the failed check asks for, then validate again.",
     "OPEN": "Write the bound that is still open, or let this run fill it in: the last line of the terminal, and of "
     "`validator report`, is the command.",
     "INCONCLUSIVE": "Supply what is missing, then validate again; the same run repeated until it passes "

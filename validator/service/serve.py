@@ -59,9 +59,10 @@ def make_app(index: RunIndex, tokens: Tokens | None, runbooks: Path | None = Non
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        beside = asyncio.gather(_start_next(queue), feed.draw())
+        beside = [asyncio.create_task(one) for one in (_start_next(queue), feed.draw())]
         yield
-        beside.cancel()
+        for one in beside:
+            one.cancel()
 
     app = Starlette(
         routes=[*pages.ROUTES, *start.ROUTES, *api.ROUTES],
@@ -106,8 +107,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
     if path.startswith(api.BASE):
         return JSONResponse({"error": clean(why)}, status, headers)
-    form = request.scope.get("form", {})
-    response = page(request, "error", status=status, code=status, why=clean(why), form=form)
+    response = page(request, "error", status=status, code=status, why=clean(why), form=request.scope.get("form", {}))
     response.headers.update(headers)
     return response
 

@@ -82,8 +82,8 @@ def _cores(wanted: int | None, facts: HostFacts) -> Check:
         ok=usable >= wanted,
         observed=observed,
         expected=f"at least {wanted}",
-        good=f"{usable:g} cores are usable.",
-        bad=f"{usable:g} cores are usable, fewer than {wanted}; {cause} sets the limit: raise it, "
+        good=f"Usable cores: {usable:g}.",
+        bad=f"Usable cores: {usable:g}, fewer than {wanted}; {cause} sets the limit: raise it, "
         "or use a larger machine.",
         where="cpu",
     )

@@ -117,6 +117,17 @@ def test_a_phase_that_had_its_repeats_is_asked_for_steps() -> None:
     assert next_command(report, Path("reports/x"), step).endswith("--set baseline.steps=600")
 
 
+def test_a_check_that_failed_says_itself_what_to_do() -> None:
+    """Its message has the fix, and the step said that no known cause was recognized."""
+    report, found = samples.go(), pieces.preflight()
+    failed = found.checks[0].model_copy(update={"status": "FAIL", "message": "Usable cores: 1, fewer than 2."})
+    phase = found.model_copy(update={"status": "FAIL", "checks": (failed, *found.checks[1:])})
+    changed = {"decision": "NO_GO", "exit_code": 1, "findings": (), "phases": (phase, *report.phases[1:])}
+    step = build_page(report.model_copy(update=changed)).next_step
+    assert step is not None
+    assert (step.phase, step.value) == ("preflight", "Do what the failed check asks for, then validate again.")
+
+
 def test_what_is_open_for_another_reason_is_explained_by_what_was_noticed() -> None:
     step = build_page(too_short(None)).next_step
     assert (step.name, step.value) == ("host-bound", "Profile.")

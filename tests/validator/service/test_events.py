@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.validator.service.serving import client
 from validator.service import events
 from validator.service.events import Feed
 from validator.service.live import Running
@@ -98,3 +101,11 @@ def test_a_look_that_fails_ends_the_streams_and_the_next_viewer_is_served(monkey
         drawing.cancel()
 
     asyncio.run(viewed())
+
+
+def test_the_service_ends_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It left a traceback: what runs beside the requests was cancelled, and nobody asked how it ended."""
+    with client(tmp_path) as asking:
+        assert asking.get("/").status_code == 200
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
