@@ -23,12 +23,12 @@ from scipy.signal import lfilter
 from validator.judge import judge_phase
 from validator.judge.compare import ArmRuns, ComparisonRules, compare_arms
 from validator.judge.data import measured
+from validator.model.catalogue import MIN_REPEATS
 from validator.model.plan import RunSpec
 from validator.model.record import Attempt, Outcome, PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Result, ScalarValue, Series, SourceFile, Steps
 from validator.model.runbook import Runbook
 from validator.model.verdict import Extension
-from validator.stats.estimate import MIN_REPEATS
 
 Floats = npt.NDArray[np.float64]
 TOKENS, RATE, WARMUP = 100.0, 100.0, 20

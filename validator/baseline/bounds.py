@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validator.model.catalogue import METRICS, STATISTICS, Better, Metric, headlines
+from validator.model.catalogue import METRICS, MIN_REPEATS, STATISTICS, Better, Metric, headlines
 from validator.model.expression import open_reference
 from validator.model.findings import DISTURBED
 from validator.model.runbook import Runbook, TrainingPhase
 from validator.model.settings import repeats_of
 from validator.model.verdict import RunReport, ValidationReport
 from validator.stats.distributions import t_quantile
-from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975
+from validator.stats.estimate import LEVEL, NORMAL_975
 from validator.stats.means import pooled_cv
 from validator.text import format_number, format_percent, listed, plural
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from validator.judge.cost import PER_MILLION, cost_stats
-from validator.model.catalogue import METRICS, Metric, headlines
+from validator.model.catalogue import METRICS, MIN_REPEATS, Metric, headlines
 from validator.model.contrast import ContrastSide, ContrastVerdict, MetricDifference, Sample
 from validator.model.machine import machine_class
 from validator.model.runbook import Runbook
@@ -24,7 +24,7 @@ from validator.model.schemas import reported
 from validator.model.settings import ranks_of
 from validator.model.verdict import Finding, PhaseReport, RunReport, ValidationReport, Verdict
 from validator.stats.distributions import t_quantile
-from validator.stats.estimate import LEVEL, MIN_REPEATS, NORMAL_975, REPLICATES, Estimate, combine, over_runs
+from validator.stats.estimate import LEVEL, NORMAL_975, REPLICATES, Estimate, combine, over_runs
 from validator.stats.means import ONE_SIDED, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
 from validator.text import format_change, format_interval, format_number, format_p_value, format_percent
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from validator.judge.config import identical_arms, same_value
 from validator.judge.data import PhaseData
+from validator.model.catalogue import MIN_REPEATS
 from validator.model.expression import parse_reference
 from validator.model.record import RunRecord
 from validator.model.resolve import Resolved, resolve
@@ -27,7 +28,7 @@ from validator.model.runbook import ArmsPhase
 from validator.model.settings import min_effect_of
 from validator.model.verdict import ArmComparison, ComparedArm
 from validator.stats.distributions import t_quantile
-from validator.stats.estimate import LEVEL, MIN_REPEATS, Estimate
+from validator.stats.estimate import LEVEL, Estimate
 from validator.stats.means import Welch, holm, pooled_cv, ratio, repeats_for_equality, repeats_needed, welch
 from validator.stats.measure import NotMeasured
 from validator.text import (

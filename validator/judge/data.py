@@ -13,23 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from validator.judge.cost import COSTS, cost_of, rate_behind
-from validator.model.catalogue import version_of
+from validator.model.catalogue import MIN_REPEATS, version_of
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved
 from validator.model.result import MetricStats, Result, ScalarValue
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Evidence, PhaseReport, RunReport, ValidationReport
 from validator.stats.clock import OWN_WORD, OwnWord, own_word
-from validator.stats.estimate import (
-    MIN_REPEATS,
-    NORMAL_975,
-    REPLICATES,
-    UNKNOWN_REACH,
-    Estimate,
-    combine,
-    exact,
-    over_runs,
-)
+from validator.stats.estimate import NORMAL_975, REPLICATES, UNKNOWN_REACH, Estimate, combine, exact, over_runs
 from validator.stats.means import pooled_cv
 from validator.stats.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
 from validator.stats.rate import MODEL_RATE

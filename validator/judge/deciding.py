@@ -14,8 +14,9 @@ from typing import Literal
 
 import numpy as np
 
+from validator.model.catalogue import MIN_REPEATS
 from validator.model.verdict import Needed, Status
-from validator.stats.estimate import MIN_REPEATS, Estimate, combine
+from validator.stats.estimate import Estimate, combine
 from validator.stats.window import SteadyWindow
 from validator.text import format_distinct, format_interval, format_number, format_percent
 
@@ -88,8 +89,11 @@ def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
     slowed = status == "PASS" and any(window.slowed for window in terms.windows)
     how = ", with its whole interval" + (", and so is its end alone" if slowed else "")
     if by_interval != status:
-        low, high = (format_number(right.point + end) for end in difference.reach)
-        how = f", and so is every part of what was measured: {low} to {high}"
+        reach = right.point + difference.reach[0], right.point + difference.reach[1]
+        how = f", and so is every part of what was measured: {format_number(reach[0])} to {format_number(reach[1])}"
+        if ends is not None:  # a reader asks why a value passes whose interval holds the bound
+            ends = max(ends[0], reach[0]), min(ends[1], reach[1])
+            text = f"{shown} {format_interval(*ends)}"
     message = f"{text} is {_words(operator, holds=status == 'PASS')} {bound}{how}."
     return Decided(status, message + _remarks(terms), ends, margin)
 

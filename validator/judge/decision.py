@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from validator.kinds.registry import kind_of
+from validator.model.catalogue import MIN_REPEATS
 from validator.model.record import PhaseRecord
 from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting, SoakPhase
 from validator.model.settings import extends, has_placeholder, setting_text
 from validator.model.verdict import Decision, Extension, Finding, PhaseReport, Recommendation, RemedyReport, Status
-from validator.stats.estimate import MIN_REPEATS
 from validator.text import format_percent, listed
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from validator.model.catalogue import MIN_REPEATS
 from validator.model.verdict import Needed
-from validator.stats.estimate import MIN_REPEATS, NORMAL_975, SECOND_LEVEL
+from validator.stats.estimate import NORMAL_975, SECOND_LEVEL
 from validator.text import listed
 
 _SURE = 0.9

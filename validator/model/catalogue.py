@@ -21,6 +21,9 @@ STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 """What may follow a series metric in a criterion. `stdev` is the population's; `cv` is stdev over mean."""
 
 
+MIN_REPEATS = 4
+"""Runs from which their variation is measured rather than assumed."""
+
 MAY_MISS = 0.075
 """Maximum probability that a sample lies wholly on one side of a percentile that it gives an interval for."""
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from validator.errors import ExitCode
+from validator.model.catalogue import MIN_REPEATS
 from validator.model.expression import open_reference
 from validator.model.findings import DISTURBED
 from validator.model.verdict import PhaseReport, ValidationReport
 from validator.report.elements import anchor
 from validator.report.page import FindingView, LabeledValue, NextStep
-from validator.stats.estimate import MIN_REPEATS
 from validator.text import clean, one_line
 
 

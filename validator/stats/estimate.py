@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from validator.model.catalogue import MAY_MISS, QUANTILES
+from validator.model.catalogue import MAY_MISS, MIN_REPEATS, QUANTILES
 from validator.model.result import Floats
 from validator.stats.autocorrelation import effective_values, independent_rows, is_constant, mean_half_width
 from validator.stats.distributions import t_quantile
@@ -33,9 +33,6 @@ together must stay within 5 % on each side."""
 
 REPLICATES = 4000
 """Replicates of an estimate: the 2.5 % point of a t distribution with 3 degrees of freedom is then good to 4 %."""
-
-MIN_REPEATS = 4
-"""Runs from which their variation is measured rather than assumed."""
 
 TAIL = 2.0
 """Bias of a mean after a slow start, over what the second half differs from the whole: exact for an excess that falls

@@ -12,8 +12,9 @@ from statistics import fmean, median, pvariance
 
 import numpy as np
 
+from validator.model.catalogue import MIN_REPEATS
 from validator.stats.distributions import f_above, t_below, t_quantile
-from validator.stats.estimate import LEVEL, MIN_REPEATS
+from validator.stats.estimate import LEVEL
 
 _POWER = 0.8
 _ALPHA = 1.0 - LEVEL

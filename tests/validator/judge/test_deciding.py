@@ -49,6 +49,15 @@ def test_fetch_times_far_below_a_share_of_the_step_pass_with_eight_rows() -> Non
     assert _statuses(report) == ["PASS", "PASS", "FAIL", "INCONCLUSIVE"]
 
 
+def test_what_every_part_decides_shows_no_interval_that_holds_the_bound() -> None:
+    """A report had a scaling efficiency of 0.6 [0, 5.4] pass its bound of 0.2."""
+    found = verdict(_judged(np.linspace(1.2, 0.8, 28), "toks_per_s.mean >= 80"), "1")
+    assert (found.status, "every part of what was measured" in found.message) == ("PASS", True)
+    assert found.ci_low is not None
+    assert found.ci_low > 80
+    assert found.message.startswith("117.5 tok/s [105.5, 129.5] is at least 80 tok/s")
+
+
 def test_a_rising_rate_passes_a_bound_that_its_slowest_part_clears() -> None:
     report = _judged(1 / np.linspace(144.16, 180.35, 300), "toks_per_s.mean >= 1000", tokens=100.0)
     assert _statuses(report) == ["PASS"]
