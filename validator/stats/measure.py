@@ -13,6 +13,7 @@ import numpy.typing as npt
 from validator.model.catalogue import METRICS, QUANTILES, Metric, version_of
 from validator.model.result import Floats, MetricStats, Result, ScalarValue, Span
 from validator.stats.autocorrelation import effective_size, is_constant, lag1, with_caution
+from validator.stats.clock import clock_for
 from validator.stats.estimate import (
     LEVEL,
     REPLICATES,
@@ -29,7 +30,7 @@ from validator.stats.estimate import (
 from validator.stats.growth import RunMemory, run_memories
 from validator.stats.rate import as_read, rates_of
 from validator.stats.rows import RATES, Windowed, is_restarted, obstacle_of, ordered, window_of, windowed
-from validator.stats.slowing import Fall, lasting_falls
+from validator.stats.slowing import Fall, falls_by_arrival, lasting_falls
 from validator.stats.spacing import LASTING
 from validator.stats.window import MIN_ROWS, SteadyWindow
 
@@ -158,6 +159,8 @@ class RunMeasurement:
     window_found: SteadyWindow | None = None
     memories: tuple[RunMemory, ...] = ()
     """The memory of the run's processes after warm-up, on each node."""
+    falls_by_arrival: tuple[Fall, ...] = ()
+    """The same as `falls` of the pace at which steps arrived."""
 
     @property
     def without_pauses(self) -> RunMeasurement:
@@ -283,6 +286,7 @@ def measure(
         derived=derived,
         window_found=window,
         memories=tuple(run_memories(result.evidence, warmup_steps)),
+        falls_by_arrival=falls_by_arrival(clock_for(result, ""), after_step=window.after_step or 0),
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from validator.model.result import Floats, Steps
 from validator.stats.autocorrelation import effective_values, is_constant, regular_events
+from validator.stats.clock import Clock
 from validator.stats.distributions import t_quantile
 from validator.stats.spacing import LASTING
 from validator.stats.window import MIN_ROWS, Level, best_split, center_and_reach
@@ -25,6 +26,10 @@ from validator.stats.window import MIN_ROWS, Level, best_split, center_and_reach
 _CHOSEN = 2.97 / 1.96
 """Widening of an interval for a change whose place was chosen as the greatest: the 5 % point of the supremum of a t
 statistic over the middle seven tenths of a series (Andrews 1993), over that of one at a given place."""
+
+_STRETCH_S, _STRETCHES = 2.0, 60
+"""Shortest stretch in which steps are counted by their arrival, forty times the distance of stamps, and how many a run
+has at most."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,21 @@ def lasting_falls(steps: Steps, times: Floats, weights: Floats, levels: Sequence
     looks = ((rows.without_pauses(edges), edges), (spread, spread.likely_edges()))
     found = (max(_falls_from(*look), key=lambda fall: fall.least, default=None) for look in looks)
     return tuple(fall for fall in found if fall is not None)
+
+
+def falls_by_arrival(clock: Clock | None, *, after_step: int) -> tuple[Fall, ...]:
+    """The falls of the rate at which steps arrive, behind `after_step`: a time that the trainer prints may be that of
+    one step in ten, or leave out what becomes slower."""
+    if clock is None:
+        return ()
+    chosen = clock.steps > after_step
+    at, when = clock.steps[chosen], clock.seconds[chosen]
+    if len(at) < 2 * MIN_ROWS:
+        return ()
+    marks = np.arange(when[0], when[-1], max(_STRETCH_S, (when[-1] - when[0]) / _STRETCHES))
+    ends = np.unique(np.searchsorted(when, marks))
+    spans, covered = np.diff(when[ends]), np.diff(at[ends])
+    return lasting_falls(at[ends][1:], spans / covered, covered.astype(np.float64), ())
 
 
 @dataclass(frozen=True, eq=False)
