@@ -140,7 +140,20 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
     if (others := others_in(series, slow=end, fast=before)) is not None:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
+    if _level_by_tokens(run, limit):
+        why = "the tokens/s that the trainer prints do not fall"
+        fix = "if a step has more tokens from there on, soak each such stage alone"
+        return Found("INCONCLUSIVE", f"{message}; {why}: {fix}.", lost, limit)
     return Found("FAIL", f"{message}.", lost, limit)
+
+
+def _level_by_tokens(run: JudgedRun, limit: float) -> bool:
+    """Whether printed tokens/s stay level while steps become slower, as where a curriculum's sequences grow."""
+    evidence = None if run.result is None else run.result.evidence
+    if run.measurement is None or evidence is None or "toks_per_s" in evidence.derived or evidence.tokens_per_step:
+        return False
+    falls = run.measurement.falls_by_tokens
+    return falls is not None and all(100 * fall.lost < limit for fall in falls)
 
 
 def _longer_soak(steps: int | None) -> str:

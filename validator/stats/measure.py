@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,7 +32,7 @@ from validator.stats.rate import as_read, rates_of
 from validator.stats.rows import RATES, Windowed, is_restarted, obstacle_of, ordered, window_of, windowed
 from validator.stats.slowing import Fall, falls_by_arrival, lasting_falls
 from validator.stats.spacing import LASTING
-from validator.stats.window import MIN_ROWS, SteadyWindow
+from validator.stats.window import MIN_ROWS, Level, SteadyWindow
 
 _MIN_ROWS = 9  # three in each third
 _READINGS = 6
@@ -186,14 +186,13 @@ class RunMeasurement:
     def falls(self) -> tuple[Fall, ...]:
         """By how much the run ends slower than it lastingly was before, as far as its levels and rows show."""
         rows = self.windows.get("step_time_s") or self.windows.get("toks_per_s")
-        if rows is None or self.window_found is None:
-            return ()
-        rows = rows.evened()
-        timed = rows.name == "step_time_s"
-        usable = np.isfinite(rows.values) & (rows.values > 0)
-        times = (rows.values if timed else 1 / rows.values)[usable]
-        weights = (rows.denominator if timed else rows.numerator)[usable]
-        return lasting_falls(rows.steps[usable], times, weights, self.window_found.levels)
+        return () if rows is None or self.window_found is None else _falls(rows, self.window_found.levels)
+
+    @property
+    def falls_by_tokens(self) -> tuple[Fall, ...] | None:
+        """The same of tokens/s beside a time per step; None where the run has no two of them."""
+        rows = self.windows.get("toks_per_s")
+        return None if rows is None or "step_time_s" not in self.windows else _falls(rows, ())
 
     @np.errstate(all="ignore")
     def estimate(self, name: str, statistic: str, *, alone: bool = True) -> Estimate:
@@ -227,6 +226,16 @@ class RunMeasurement:
 
 
 _NO_NEED = "its interval is that over the runs"
+
+
+def _falls(rows: Windowed, levels: Sequence[Level]) -> tuple[Fall, ...]:
+    """The lasting falls of a time per step, or of a rate."""
+    rows = rows.evened()
+    timed = rows.name == "step_time_s"
+    usable = np.isfinite(rows.values) & (rows.values > 0)
+    times = (rows.values if timed else 1 / rows.values)[usable]
+    weights = (rows.denominator if timed else rows.numerator)[usable]
+    return lasting_falls(rows.steps[usable], times, weights, levels)
 
 
 # What a trainer wrote may overflow or divide by zero; the outcome is judged, so numpy need not warn of it.

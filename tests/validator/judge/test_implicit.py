@@ -348,6 +348,23 @@ def test_a_long_run_that_lastingly_slows_down_fails_by_name(
         assert "% lower than in steps" in found.message
 
 
+@pytest.mark.parametrize(
+    ("level", "tokens_per_step", "status"), [(True, None, "INCONCLUSIVE"), (True, 100.0, "FAIL"), (False, None, "FAIL")]
+)
+def test_steps_that_become_longer_by_their_tokens_are_no_slow_down(
+    level: bool, tokens_per_step: float | None, status: str
+) -> None:
+    """A curriculum that doubles the sequence half-way was NO-GO, with level tokens/s printed beside."""
+    times = ar1(300, cv=0.01) * np.where(np.arange(300) < 150, 1.0, 2.0)
+    rates = series("toks_per_s", 1e5 * ar1(300, cv=0.01, seed=1) if level else 1e5 / times, unit="tok/s")
+    evidence = RunEvidence(tokens_per_step=tokens_per_step)
+    found = result(times=times, series={"toks_per_s": rates}, evidence=evidence)
+    soak = judge_one("loss.last < loss.first", kind="soak", runs=[run_record("baseline", found=found)])
+    rate = verdict(soak, "sustained_rate")
+    assert rate.status == status
+    assert ("soak each such stage alone" in rate.message) is (status == "INCONCLUSIVE")
+
+
 def test_a_fall_that_is_in_doubt_names_the_steps_that_decide_it() -> None:
     """The reason asked for three times as many steps, and the next command for as many as before."""
     found = verdict(_soak(ar1(300, cv=0.02) * np.where(np.arange(300) < 240, 1.0, 1.055)), "sustained_rate")
