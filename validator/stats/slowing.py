@@ -73,10 +73,10 @@ def falls_by_arrival(clock: Clock | None, *, after_step: int) -> tuple[Fall, ...
         return ()
     chosen = clock.steps > after_step
     at, when = clock.steps[chosen], clock.seconds[chosen]
-    if len(at) < 2 * MIN_ROWS:
+    stretches = 0 if len(at) < 2 * MIN_ROWS else int(min((when[-1] - when[0]) / _STRETCH_S, _STRETCHES))
+    if stretches < 2 * MIN_ROWS:
         return ()
-    marks = np.arange(when[0], when[-1], max(_STRETCH_S, (when[-1] - when[0]) / _STRETCHES))
-    ends = np.unique(np.searchsorted(when, marks))
+    ends = np.unique(np.searchsorted(when, np.linspace(when[0], when[-1], stretches + 1)))
     spans, covered = np.diff(when[ends]), np.diff(at[ends])
     return lasting_falls(at[ends][1:], spans / covered, covered.astype(np.float64), ())
 

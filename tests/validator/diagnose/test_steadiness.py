@@ -112,6 +112,15 @@ def test_pauses_are_in_seconds_where_only_a_rate_is_written(tmp_path: Path) -> N
     assert "takes 0.2 s more 7 times" in finding.message
 
 
+def test_pauses_that_no_printed_time_holds_are_seen_between_two_lines(tmp_path: Path) -> None:
+    """A line with the time of its own step leaves a validation out, and what it took had no name."""
+    write_csv(tmp_path, times())
+    write_arrivals(tmp_path, [s + (9.0 if i % 40 == 0 else 0) for i, s in enumerate(times(), 1)])
+    finding = of_run(tmp_path, steps=N)["periodic-stall"]
+    assert "takes 9.01 s more every 40 steps (steps 40, 80, 120" in finding.message
+    assert "between the arrival of two lines" in finding.message
+
+
 def test_pauses_that_cost_little_are_information(tmp_path: Path) -> None:
     finding = found(tmp_path, [s + (0.6 if i % 40 == 0 else 0) for i, s in enumerate(times(), 1)])["periodic-stall"]
     assert finding.severity == "info"
