@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
-from validator.model.result import Floats
+from validator.model.result import Floats, Series
 from validator.stats.autocorrelation import effective_size, lag1, long_run_stdev
 from validator.stats.distributions import binomial_above, t_below
 from validator.stats.means import holm
+from validator.stats.spacing import covered_steps
 from validator.text import format_percent
 
 _LAG_INFO, _LAG_WARNING = 0.03, 0.10
@@ -28,6 +29,9 @@ LOADER_SHARE = 0.20
 EXPOSED_SHARE = 0.25
 
 IDLE_GPU_PCT = 50.0
+
+BUSY_GPU_PCT = 95.0
+"""Mean utilization from which a GPU waits for no data: what a trainer measured as such is then its wait for the GPU."""
 
 
 @dataclass(frozen=True)
@@ -171,18 +175,19 @@ def loader_bound(run: RunFacts) -> Iterator[Diagnosis]:
     wait, p95, step_s = run.series("dt_fetch_s"), run.series("fetch_p95_ms"), run.step_time_s
     if step_s is None:
         return
-    mean_s = _mean_step_s(run) or step_s
-    waits = run.inside(wait) if wait is not None else np.empty(0)
+    mean_s = _mean(run, run.series("step_time_s")) or step_s
+    mean_wait_s = _mean(run, wait)
     slowest = run.inside(p95) if p95 is not None else np.empty(0)
-    if wait is not None and waits.size:
-        share, source = float(waits.mean()) / mean_s, wait.source.path
-        shown = f"mean dt_fetch_s {waits.mean():.3g} s of a step of {mean_s:.3g} s"
+    if wait is not None and mean_wait_s is not None:
+        whole_s = mean_s if mean_wait_s <= mean_s else mean_s + mean_wait_s  # a time that leaves the wait out
+        share, source = mean_wait_s / whole_s, wait.source.path
+        shown = f"mean dt_fetch_s {mean_wait_s:.3g} s of a step of {mean_s:.3g} s"
     elif p95 is not None and slowest.size and np.median(slowest) > 500 * step_s:
         share, source = float(np.median(slowest)) / 1000 / step_s, p95.source.path
         shown = f"fetch_p95_ms {np.median(slowest):.3g} ms, step {step_s:.3g} s"
     else:
         return
-    if not LOADER_SHARE <= share < math.inf:
+    if not LOADER_SHARE <= share < math.inf or _never_idle(run):
         return
     yield Diagnosis(
         f"The data loader takes {format_percent(share)} of a step.",
@@ -192,10 +197,22 @@ def loader_bound(run: RunFacts) -> Iterator[Diagnosis]:
     )
 
 
-def _mean_step_s(run: RunFacts) -> float | None:
-    times = run.series("step_time_s")
-    values = run.inside(times) if times is not None else np.empty(0)
-    return float(values.mean()) if values.size and values.mean() > 0 else None
+def _mean(run: RunFacts, series: Series | None) -> float | None:
+    """Mean over the steps of the window, of a row as often as it covers steps: a line at the start of an epoch, where
+    the loader starts, may cover one step, and the next a hundred."""
+    if series is None:
+        return None
+    finite = np.isfinite(series.values)
+    inside = run.in_window(series.steps) & finite
+    usable = inside if inside.any() else finite
+    covered = covered_steps(series.steps)[usable]
+    return float(np.average(series.values[usable], weights=covered)) if covered.sum() > 0 else None
+
+
+def _never_idle(run: RunFacts) -> bool:
+    """Whether each GPU that works at all is busy throughout, so that none waits for data."""
+    busy = [float(values.mean()) for values in map(run.inside, run.gpu_use) if values.size >= 5 and values.mean() >= 1]
+    return bool(busy) and min(busy) >= BUSY_GPU_PCT
 
 
 @rule("comm-bound", "warning", of="run")

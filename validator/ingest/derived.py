@@ -38,6 +38,9 @@ _EITHER = ("time", "any_time", "time_ms", "any_time_ms")
 _DATE = 1e8
 """A time above this is one since 1970."""
 
+_WAIT_ROWS = 1.5
+"""How many times the steps of a block of rows the next one ends at, where waits are taken from a running mean."""
+
 _MILLISECONDS = 1e11
 """A date above this is in milliseconds since 1970, not in seconds."""
 
@@ -118,6 +121,9 @@ def with_derived(found: Mapping[str, Column], stamps: Arrivals | None = None) ->
     derived = dict(_derived(found, own, None if wall is None else (wall.steps, wall.values)))
     measured = {name: column for name, column in found.items() if name not in NO_SERIES}
     coarse = {} if wall is None or wall.clock is None else dict.fromkeys(derived, wall.clock)
+    waits = _waits(found)
+    if waits is not None and waits[0].size:
+        derived["dt_fetch_s"] = waits
     if own is not None:
         coarse.pop("step_time_s", None)
     return Derived({**measured, **derived}, tuple(derived), coarse)
@@ -175,6 +181,66 @@ def _by_mean_of_epoch(steps: Steps, means: Floats, starts: Steps) -> Column:
         kept = apart(clock, COARSE * resolution(means[own]) * float(done[-1]))
         made.append((at[kept][1:], np.diff(clock[kept]) / np.diff(at[kept])))
     return np.concatenate([one[0] for one in made]), np.concatenate([one[1] for one in made])
+
+
+def _waits(found: Mapping[str, Column]) -> Column | None:
+    """Waits for data, from their running mean or from those of the steps that have a line; None where neither, or the
+    waits of all steps, are printed."""
+    if "dt_fetch_s" in found:
+        return None
+    if "mean_dt_fetch_s" in found:
+        starts = _epoch_starts(found, "mean_dt_fetch_s")
+        steps, means = found["mean_dt_fetch_s"]
+        return _waits_by_mean(steps, means, np.full_like(steps, min(0, steps[0] - 1)) if starts is None else starts)
+    if "own_dt_fetch_s" not in found or found["own_dt_fetch_s"][0].size < 2:
+        return None
+    steps, seconds = found["own_dt_fetch_s"]
+    return steps, _spread_pauses(seconds, np.diff(steps, prepend=2 * steps[0] - steps[1]))
+
+
+def _waits_by_mean(steps: Steps, means: Floats, starts: Steps) -> Column:
+    """Waits of the steps between rows, from a running mean that restarts at `starts`.
+
+    The rounding of a mean counts for all of its steps, so rows are taken in blocks, each of which ends at half as many
+    steps again as the one before: what a block has by rounding stays below three units of the mean. The sum of a
+    healthy loader hardly moves, so unlike that of times no block may wait until it has. The rows of a block share its
+    mean. The first row of the run, in which the loader starts, is only where the others begin. Steps behind the last
+    row of an epoch waited as those before it.
+    """
+    usable = np.isfinite(means)
+    steps, means, starts = steps[usable], means[usable], starts[usable]
+    waits = np.zeros(len(steps))
+    for start in np.unique(starts):
+        rows = np.flatnonzero(starts == start)
+        done = steps[rows] - start
+        waited = np.maximum.accumulate(means[rows] * done)
+        begin = 0 if rows[0] == 0 else -1
+        last, last_s = (done[0], waited[0]) if rows[0] == 0 else (0, 0.0)
+        for end in _block_ends(done, begin):
+            waits[rows[begin + 1 : end + 1]] = (waited[end] - last_s) / (done[end] - last)
+            begin, last, last_s = end, done[end], waited[end]
+        if rows[0] > 0:
+            covered = steps[rows[0]] - steps[rows[0] - 1]
+            share = min(1.0, float(done[0] / covered))
+            waits[rows[0]] = share * waits[rows[0]] + (1 - share) * waits[rows[0] - 1]
+    return steps[1:], waits[1:]
+
+
+def _block_ends(done: Steps, begin: int) -> list[int]:
+    """The last row of each block of the rows behind row `begin`, which is -1 where the first row is one of them.
+
+    The rest of an epoch, too short for a block, belongs to its last one.
+    """
+    ends: list[int] = []
+    last = done[begin] if begin >= 0 else 0
+    for row in range(begin + 1, len(done)):
+        if done[row] >= _WAIT_ROWS * last:
+            ends.append(row)
+            last = done[row]
+    rest = len(done) - 1
+    if rest > begin and (not ends or ends[-1] != rest):
+        ends[-1:] = [rest]
+    return ends
 
 
 def _by_interval(found: Mapping[str, Column]) -> Column | None:

@@ -53,6 +53,8 @@ OTHER_UNITS: Mapping[str, OtherUnit] = {
     "step_time_ms": OtherUnit("step_time_s", 1e-3),
     "compute_time_ms": OtherUnit("compute_time_s", 1e-3),
     "dt_fetch_ms": OtherUnit("dt_fetch_s", 1e-3),
+    "own_dt_fetch_ms": OtherUnit("own_dt_fetch_s", 1e-3),
+    "mean_dt_fetch_ms": OtherUnit("mean_dt_fetch_s", 1e-3),
     "steps_per_s": OtherUnit("step_time_s", 1.0, inverse=True),
     "elapsed_ms": OtherUnit("elapsed_s", 1e-3),
     "elapsed_min": OtherUnit("elapsed_s", 60.0),
@@ -74,13 +76,17 @@ PACES = frozenset(
 line before, the time of the one step that a line is about, where not every step has a line, and a time whose name does
 not say which of these it is."""
 
+WAITS = frozenset({"mean_dt_fetch_s", "own_dt_fetch_s"})
+"""Groups from which the wait for data of a step follows: a running mean, and the wait of the one step that a line is
+about, where not every step has a line."""
+
 TOTALS: Mapping[str, str] = {"tokens_seen": "toks_per_s", "samples_seen": "samples_per_s"}
 """Groups that count from the start of the run, and the rate that follows from each."""
 
-NO_SERIES = PACES | {"step", "row", "epoch", "steps_per_epoch", "steps_total"}
+NO_SERIES = PACES | WAITS | {"step", "row", "epoch", "steps_per_epoch", "steps_total"}
 """Groups that are read for what follows from them."""
 
-_NO_MEASURE = NO_SERIES - PACES | {"timestamp"}
+_NO_MEASURE = NO_SERIES - PACES - WAITS | {"timestamp"}
 """Groups of a line without others that says nothing of a step: that a file was saved, or how many there will be."""
 
 _KNOWN = frozenset({*HEADERLESS, *METRICS})

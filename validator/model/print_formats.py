@@ -52,12 +52,14 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe("nanochat SFT", ("training loss:",), r"^Step {step}/{steps_total} \| Training loss: {loss}", "no time"),
     Recipe(
         "Megatron-LM",
-        ("elapsed time per iteration",),
+        ("elapsed time per iteration", "batch-generator"),
         r"(?:\[{timestamp}\] +)?iteration +{step}/ *{steps_total} \|.*?elapsed time per iteration "
         r"(?:\(ms\): {step_time_ms}|\(s\): {step_time_s})(?:/[\d.]+)?"
         r"(?=(?:.*?learning rate:? {lr})?)(?=(?:.*?lm[ _]loss:? {loss})?)"
-        r"(?=(?:.*?grad norm: {grad_norm})?)(?=(?:.*?number of nan iterations: +{nan_iterations})?)",
-        "the time is the mean over the iterations since the line before; a line of NaN iterations prints no loss",
+        r"(?=(?:.*?grad norm: {grad_norm})?)(?=(?:.*?number of nan iterations: +{nan_iterations})?)"
+        r"|^ +batch-generator \.+: \([\d.]+, {dt_fetch_ms}\)|^time \(ms\) \|.*? batch-generator: {dt_fetch_ms}",
+        "the time is the mean over the iterations since the line before; a line of NaN iterations prints no loss; the "
+        "timer of the data is on a line behind it, where it is printed",
     ),
     Recipe(
         "DeepSpeed",
@@ -127,14 +129,16 @@ KNOWN: tuple[Recipe, ...] = (
         "GNMT",
         ("tok/s",),
         r"^(?:0: )?TRAIN \[{epoch}\]\[{step}/{steps_per_epoch}\]\s+Time {own_step_time_s} \({mean_step_time_s}\)"
-        r".*?Tok/s {toks_per_s_per_rank} \(.*?Loss/tok {loss} ",
+        r"(?=(?:.*?\sData \S+ \({mean_dt_fetch_s}\))?).*?Tok/s {toks_per_s_per_rank} \(.*?Loss/tok {loss} ",
         "the time is that of one step in ten, its running mean that of all steps, the rate that of rank 0",
     ),
     Recipe(
         "PyTorch examples",
         ("time",),
-        r"(?i)(?:Epoch|Train): \[{epoch}(?:/\d+)?\]\[ *{step}/{steps_per_epoch}\].*?\sTime:? +{own_step_time_s} \("
-        r".*?\sLoss:? +{loss} \(",
+        r"(?i)(?:Epoch|Train): \[{epoch}(?:/\d+)?\]\[ *{step}/{steps_per_epoch}\]"
+        r"(?=(?:.*?\sData(?:[ _]?time)?:? +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)"
+        r".*?\sTime:? +{own_step_time_s} \(.*?\sLoss:? +{loss} \(",
+        "the time is that of one step, the wait for data a running mean since the epoch's start",
     ),
     Recipe(
         "DLRM",
@@ -159,8 +163,9 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "detectron2",
         ("total_loss",),
-        r"^\[{timestamp}[^\]]*\].* iter: {step} +total_loss: {loss} .*?lr: {lr}",
-        "the date gives the time, pauses included; `time` is an average and is not used",
+        r"^\[{timestamp}[^\]]*\].* iter: {step} +total_loss: {loss} (?=(?:.*?\bdata_time: {dt_fetch_s})?).*?lr: {lr}",
+        "the date gives the time, pauses included; `time` is an average and is not used; `data_time` is the mean of "
+        "the last 20 steps",
     ),
     Recipe(
         "MLPerf GPT-3",
@@ -228,16 +233,18 @@ KNOWN: tuple[Recipe, ...] = (
         "MMEngine",
         ("data_time",),
         r"^\W{0,3}{timestamp} - .*?Epoch ?(?:\(train\) +)?\[{epoch}\]\[ *{step}/{steps_per_epoch}\]"
-        r".*? time: {step_time_s}"
+        r".*? time: {step_time_s}(?=(?:.*? data_time: {dt_fetch_s})?)"
         r"(?=(?:.*? grad_norm: {grad_norm})?).*? loss: {loss}"
         r"|^\W{0,3}{timestamp} - .*?Iter ?(?:\(train\) +)?\[ *{step}/ *{steps_total}\].*? time: {step_time_s}"
-        r"(?=(?:.*? grad_norm: {grad_norm})?).*? loss: {loss}",
-        "time and loss are means since the line before",
+        r"(?=(?:.*? data_time: {dt_fetch_s})?)(?=(?:.*? grad_norm: {grad_norm})?).*? loss: {loss}",
+        "times and loss are means since the line before",
     ),
     Recipe(
         "timm",
         ("train:",),
-        r"Train: {epoch} \[ *{step}/{steps_per_epoch} +\( *\d+%\)\] +Loss: +{loss} .*?Time: {own_step_time_s}s,",
+        r"Train: {epoch} \[ *{step}/{steps_per_epoch} +\( *\d+%\)\] +Loss: +{loss} .*?Time: {own_step_time_s}s,"
+        r"(?=(?:.*? Data: +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)",
+        "the time is that of one step, the wait for data a running mean since the epoch's start",
     ),
     Recipe(
         "PyTorch MNIST example",

@@ -130,6 +130,9 @@ _VALUES = "".join(
     )
 )
 
+_DATA_OF_METERS = _optional(r" time: [\d.]{1,12} {1,4}data: {own_dt_fetch_s}(?!\S)", needs=" data: ")
+"""The wait for data by the meters of torchvision, DETR and MAE: a mean of 20 steps, however far apart the lines are."""
+
 _STEP_END = r"(?![\w%]|\.\d|,\d{3}\b|\s?(?:%|(?:ms|s|sec|seconds)\b))"
 _NOT_A_STEP = "".join(
     rf"(?<!\b{word} )"
@@ -259,7 +262,7 @@ GENERAL: tuple[Recipe, ...] = (
         ("[",),
         rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}"
         r"(?=.*?(?:\[ ?{epoch}(?:/\d+)?\]\s{0,4}\[ {0,8}{step}/ {0,8}{steps_per_epoch}\]"
-        r"|\[ ?{epoch}, {0,8}{step}\]))" + _VALUES,
+        r"|\[ ?{epoch}, {0,8}{step}\]))" + _DATA_OF_METERS + _VALUES,
         "recognized by its shape; give a pattern where it is mistaken",
     ),
     Recipe(

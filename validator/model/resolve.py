@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from validator.model.catalogue import CURRENCY, METRICS, STATISTICS, Better, Metric, is_open_scalar
-from validator.model.columns import NO_SERIES, PACES, TOTALS, series_name
+from validator.model.columns import NO_SERIES, PACES, TOTALS, WAITS, series_name
 from validator.model.expression import Reference
 from validator.model.pattern import PatternError, line_pattern
 from validator.model.runbook import CommandPhase, Phase, Runbook, TrainerMetrics, TrainingPhase
@@ -115,6 +115,7 @@ def _printed_series(groups: set[str]) -> set[str]:
     names = groups - NO_SERIES
     if groups & PACES:
         names |= {"step_time_s"} if "step_time_s" not in names else {"wall_step_time_s"}
+    names |= {"dt_fetch_s"} if groups & WAITS else set()
     for total, rate in TOTALS.items():
         names |= {rate} if {total, "step_time_s"} <= names else set()
     return names

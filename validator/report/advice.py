@@ -43,11 +43,22 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
     for phase in unmet:
         place = anchor("phase", phase.id)
         by_cause = sorted(numbered, key=lambda one: one[1].code not in _ENDS) if _unfinished(phase) else numbered
-        for number, finding in by_cause:
-            about = finding.severity == "warning" and place in (finding.anchor, *finding.also)
-            if about and finding.next_step and _may_explain(finding, phase):
-                return _of_finding(number, finding._replace(anchor=place), report)
+        about = [
+            (number, one)
+            for number, one in by_cause
+            if one.severity == "warning" and place in (one.anchor, *one.also) and one.next_step
+        ]
+        explaining = [(number, one) for number, one in about if _may_explain(one, phase)]
+        if explaining:
+            number, finding = _rather_measured(explaining)
+            return _of_finding(number, finding._replace(anchor=place), report)
     return _phase_step(unmet[0], report) if unmet else None
+
+
+def _rather_measured(found: Sequence[tuple[int, FindingView]]) -> tuple[int, FindingView]:
+    """The first finding; before other programs, which steps may have waited for, the data, if its wait was measured."""
+    measured = next((one for one in found if one[1].code == "loader-bound"), found[0])
+    return measured if found[0][1].code == "busy-host" else found[0]
 
 
 _ENDS = ("crashed", "ended-early", "oom", "disk-full", "port-in-use", "nccl-error", "over-budget")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.validator.diagnose.cases import (
     healthy,
     of_run,
@@ -76,6 +78,23 @@ def test_loader_bound(tmp_path: Path) -> None:
     assert "41.3 %" in of_run(healthy(tmp_path / "r", rank_fields=waits))["loader-bound"].message
     p95 = {r: {"fetch_p95_ms": 20.0} for r in (0, 1)}
     assert of_run(healthy(tmp_path / "s", rank_fields=p95)) == {}
+
+
+def test_a_time_that_leaves_the_wait_out(tmp_path: Path) -> None:
+    """A wait of three times what a step takes is no part of it: together they are four."""
+    waits = {r: {"dt_fetch_s": 3 * 4.847} for r in (0, 1)}
+    assert "takes 75 %" in of_run(healthy(tmp_path / "r", rank_fields=waits))["loader-bound"].message
+
+
+@pytest.mark.parametrize(("utilization", "waits"), [((99, 98), False), ((99, 70), True), ((97, 0), False), ((), True)])
+def test_what_a_busy_gpu_waits_for_is_not_the_loader(tmp_path: Path, utilization: tuple[int, ...], waits: bool) -> None:
+    """A time that ends behind the copy of a batch to the GPU holds what the GPU still had to do."""
+    folder = healthy(tmp_path / "r", rank_fields={r: {"dt_fetch_s": 2.0} for r in (0, 1)})
+    (folder / "logs").mkdir()
+    names = ",".join(("ts", *(f"gpu{i}_util_pct" for i in range(len(utilization)))))
+    rows = "".join(",".join(map(str, (START_S + i, *utilization))) + "\n" for i in range(250))
+    (folder / "logs/telemetry.csv").write_text(f"{names}\n{rows}")
+    assert ("loader-bound" in of_run(folder)) == waits
 
 
 def test_comm_bound(tmp_path: Path) -> None:

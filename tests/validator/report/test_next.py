@@ -149,6 +149,21 @@ def test_other_programs_do_not_explain_a_fall_of_the_rate_that_failed(status: St
     assert step.name == code
 
 
+@pytest.mark.parametrize("other", ["loader-bound", "host-bound"])
+def test_a_wait_that_was_measured_comes_before_other_programs(other: str) -> None:
+    """The trainer printed that its loader stalled, and the next step was to end other programs."""
+    criteria = (pieces.verdict("baseline.sustained_rate", "the run does not lastingly become slower", "INCONCLUSIVE"),)
+    found = tuple(
+        Finding(code=one, severity="warning", confidence="high", phase="baseline", message="m", next_step=one)
+        for one in ("busy-host", "no-steady-state", other)
+    )
+    phase = pieces.baseline("INCONCLUSIVE", criteria=criteria)
+    changed = {"decision": "INCONCLUSIVE", "exit_code": 3, "phases": (phase,), "findings": found}
+    step = build_page(samples.go().model_copy(update=changed)).next_step
+    assert step is not None
+    assert step.name == (other if other == "loader-bound" else "busy-host")
+
+
 @pytest.mark.parametrize(
     ("report", "more"),
     [
