@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from validator.diagnose import (
     unknown,
 )
 from validator.diagnose.rule import PhaseFacts, Rule, RunFacts, Scope, ValidationFacts
-from validator.judge.config import obeyed_settings
+from validator.judge.config import obeyed_settings, untried_settings
 from validator.model.findings import ANSWERS
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Phase, PytestPhase, TrainPhase
@@ -161,8 +162,10 @@ def _alone(run: RunFacts) -> PhaseFacts:
 def _phase_facts(record: PhaseRecord, report: PhaseReport | None, whole: ValidationRecord) -> PhaseFacts:
     """A phase without the runs that were given another config on purpose: what they show is no fault."""
     obeyed = obeyed_settings(whole)
-    runs = (RunFacts.of(run, whole.environment, obeyed) for run in record.runs if run.spec.role != "changed")
-    return PhaseFacts(record, report, tuple(run for run in runs if run is not None))
+    untried = untried_settings(whole.runbook, obeyed)
+    runs = (RunFacts.of(run, whole.environment) for run in record.runs if run.spec.role != "changed")
+    facts = (replace(run, obeyed=obeyed, untried=untried) for run in runs if run is not None)
+    return PhaseFacts(record, report, tuple(facts))
 
 
 def _of_run(run: RunFacts) -> list[Finding]:

@@ -42,7 +42,8 @@ WORKLOAD = frozenset(
 class RunFacts:
     """A run with a result. `machine` is the validation's snapshot, empty when a folder is inspected by itself.
 
-    `obeyed` are settings whose effect a phase of the validation has shown.
+    `obeyed` are settings whose effect a phase of the validation has shown, `untried` the numbers of the command of
+    which none has.
     """
 
     spec: RunSpec
@@ -50,11 +51,12 @@ class RunFacts:
     outcome: Outcome | None
     machine: Mapping[str, Any] = field(default_factory=dict)
     obeyed: Obeyed = ()
+    untried: Sequence[str] = ()
 
     @classmethod
-    def of(cls, record: RunRecord, machine: Mapping[str, Any], obeyed: Obeyed = ()) -> RunFacts | None:
+    def of(cls, record: RunRecord, machine: Mapping[str, Any]) -> RunFacts | None:
         """The facts of a record; None before it has a result."""
-        return None if record.result is None else cls(record.spec, record.result, record.outcome, machine, obeyed)
+        return None if record.result is None else cls(record.spec, record.result, record.outcome, machine)
 
     @property
     def record(self) -> RunRecord:

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
 from validator.judge.config import obeyed_text, unreported
 from validator.judge.data import by_own_word
-from validator.model.arguments import settings_in, stated_tokens
+from validator.model.arguments import is_seed, may_show_at_first, settings_in, stated_tokens
+from validator.model.settings import flat_name
 from validator.stats.clock import FITS, OWN_WORD
+from validator.text import listed
+
+_NAMED = 6
+"""Settings that a sentence names; those that the first losses show come first."""
 
 
 @rule("config-unknown", "info", of="run")
@@ -20,14 +25,18 @@ def config_unknown(run: RunFacts) -> Iterator[Diagnosis]:
         return
     if run.steps_done is None:
         return
-    unknown = "so whether the settings were obeyed is not known"
+    printed = {one.name for one in run.evidence.stated}
+    left = [key for key in run.untried if flat_name(key).rpartition(".")[2].lower() not in printed]
+    named = listed(left, most=_NAMED)
+    unknown = f"so whether the settings were obeyed is not known{f': {named}' if named else ''}"
     if run.obeyed:
-        unknown = f"but {obeyed_text(run.obeyed)}; whether it obeys the others is not known"
+        unknown = f"but {obeyed_text(run.obeyed)}; whether it obeys {named or 'the others'} is not known"
+    to_show = listed([key for key in left if may_show_at_first(key) and not is_seed(key)], most=_NAMED) or "them"
     yield Diagnosis(
         f"The trainer does not write its effective config, {unknown}.",
         because=[evidence("no `effective` in the trainer's environment file")],
         next_step="Let the trainer write env.json with `requested` and `effective` (docs/trainer-contract.md) and "
-        "name it in trainer.metrics.env; or try settings by their effect, in a phase of kind settings "
+        f"name it in trainer.metrics.env; or let a phase of kind settings show by effect that it obeys {to_show} "
         "(docs/settings.md).",
     )
 

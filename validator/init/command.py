@@ -15,6 +15,9 @@ from validator.init.settings import (
     added,
     chosen_from,
     has_parser,
+    has_short,
+    in_full,
+    long_names,
     not_listed,
     offered_by_help,
     offered_in,
@@ -45,6 +48,9 @@ class TrainerCommand:
     lines_are_steps: bool = False
     in_own_folder: bool = False
     """Whether each run works in its output folder, since the trainer writes to where it works."""
+
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Short options that `launch.words` has by their long names, each with that name."""
 
     @property
     def length(self) -> SetByUs | None:
@@ -122,6 +128,8 @@ class TrainerCommand:
         """What a person should know of how the command was taken."""
         for text in self.misspelled():
             yield f"{text}: the trainer does not refuse it, and may ignore it"
+        for short, name in self.renamed:
+            yield f"{short} is written as {name}, its long name by --help"
         for option in perhaps_folders(self.launch.words):
             yield f"{option} is left as it is: if the trainer writes there, every run does"
         if self.in_own_folder:
@@ -178,10 +186,14 @@ def understand(command: Sequence[str], *, help_of: Callable[[CommandLaunch], str
     launch = launch_of(command)
     words, ours = with_placeholders(launch.words)
     made = TrainerCommand(tuple(command), launch, words, ours)
-    if made.length is not None and made.folder is not None and not config_files(words, launch.env):
+    known = made.length is not None and made.folder is not None
+    if known and not config_files(words, launch.env) and not has_short(words):
         return made
-    offered = _offered(launch, help_of)
-    made = replace(made, offered=offered)
+    offered, longs = _offered(launch, help_of)
+    full, renamed = in_full(launch.words, longs)
+    words, ours = with_placeholders(full)
+    launch = replace(launch, words=full)
+    made = replace(made, launch=launch, words=words, ours=ours, offered=offered, renamed=renamed)
     for what in ("steps", "out"):
         option = chosen_from(offered, "steps" if what == "steps" else "out")
         if option is not None and (made.length if what == "steps" else made.folder) is None:
@@ -197,14 +209,19 @@ def config_files(words: Sequence[str], env: Mapping[str, str]) -> tuple[Path, ..
     return tuple(dict.fromkeys(path for path in paths if path.is_file()))
 
 
-def _offered(launch: CommandLaunch, help_of: Callable[[CommandLaunch], str]) -> tuple[str, ...]:
-    """Settings that the program takes besides those of the command."""
+def _offered(
+    launch: CommandLaunch, help_of: Callable[[CommandLaunch], str]
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Settings that the program takes besides those of the command, and the long names of its short options."""
     if launch.launcher == "plain":
-        return ()
+        return (), {}
     source = _source(launch.script)
     offered = offered_in(source)
     module = launch.words[:1] == ("-m",) and launch.script is None
-    return offered_by_help(help_of(launch)) if not offered and (module or has_parser(source)) else offered
+    if offered or not (module or has_parser(source)):
+        return offered, {}
+    text = help_of(launch)
+    return offered_by_help(text), long_names(text)
 
 
 def _source(script: Path | None) -> str:

@@ -12,7 +12,7 @@ from validator.documents import parse_json, parse_yaml
 from validator.files import open_file
 from validator.init.command import TrainerCommand, config_files
 from validator.init.watched import WatchedCommand
-from validator.model.arguments import is_learning_rate, is_seed, settings_in, shows_at_first
+from validator.model.arguments import is_learning_rate, is_seed, may_show_at_first, must_show_at_first, settings_in
 from validator.model.settings import flat_name
 
 SHORT_ROWS, MOST_ROWS = 6, 40
@@ -51,7 +51,8 @@ class SettingsToTry:
 
 
 def settings_to_try(watched: WatchedCommand) -> SettingsToTry:
-    """Numbers of the command, its variables and its config files that must change the losses of the first steps.
+    """Numbers of the command, its variables and its config files that change the losses of the first steps; those that
+    may do so behind those that must.
 
     None where the trainer reports its config, or no loss; those that it prints before its first step are left out.
     """
@@ -64,7 +65,11 @@ def settings_to_try(watched: WatchedCommand) -> SettingsToTry:
         for key, number, where in (*_of_command(watched.command), *_of_files(watched.command))
         if flat_name(key).rpartition(".")[2].lower() not in printed and _tells(key)
     }
-    change = [OtherValue(key, *_other(key, number, where)) for key, (number, where) in given.items()]
+    sure = {key: must_show_at_first(key, watched.command.words) for key in given}
+    change = [
+        OtherValue(key, *_other(key, *given[key], sure=sure[key]))
+        for key in sorted(given, key=lambda key: not sure[key])
+    ]
     kept = change[:_MOST]
     confirm = {one.key: given[one.key][0] for one in kept if given[one.key][1] not in ("the command", "a variable")}
     return SettingsToTry(tuple(kept), confirm, tuple(one.key for one in change[_MOST:]), *_seed(watched.command))
@@ -83,13 +88,14 @@ def _seed(command: TrainerCommand) -> tuple[str | None, bool]:
 
 def _tells(key: str) -> bool:
     words = set(re.split(r"[^a-z0-9]+", key.lower()))
-    return shows_at_first(key) and not is_seed(key) and not words & _LEFT_ALONE
+    return may_show_at_first(key) and not is_seed(key) and not words & _LEFT_ALONE
 
 
 def _of_command(command: TrainerCommand) -> Iterator[tuple[str, int | float, str]]:
     for name, text in settings_in(command.words).items():
         number = _number(text)
-        if number is not None and _KEY.fullmatch(name):
+        is_size = isinstance(number, int) or len(name) > 1  # of a letter only a size is known: -b 0.9 is no batch
+        if number is not None and _KEY.fullmatch(name) and is_size:
             yield f"args.{name}", number, "the command"
     for name, text in command.launch.env.items():
         number = _number(text)
@@ -161,12 +167,18 @@ def _number(text: str) -> int | float | None:
     return number if number > 0 else None
 
 
-def _other(key: str, number: int | float, where: str) -> tuple[int | float, str]:
-    """Another value that a trainer can train with, and what was done to the declared one."""
+def _other(key: str, number: int | float, where: str, *, sure: bool) -> tuple[int | float, str]:
+    """Another value that a trainer can train with, and what was done to the declared one.
+
+    Args:
+        sure: whether a trainer that obeys it must show it.
+    """
     shown = f"{number:g}" if isinstance(number, float) else str(number)
+    rest = "" if sure else "; it may rightly change nothing"
     if is_learning_rate(key):
-        return float(f"{3 * number:.6g}"), f"{shown} in {where}, times 3: the losses differ after some updates"
+        return float(f"{3 * number:.6g}"), f"{shown} in {where}, times 3: the losses differ after some updates{rest}"
     if isinstance(number, int) and number > 1 and number % 2 == 0:
-        return number // 2, f"{shown} in {where}, halved"
+        return number // 2, f"{shown} in {where}, halved{rest}"
     doubled = 2 * number
-    return doubled if isinstance(doubled, int) else float(f"{doubled:.6g}"), f"{shown} in {where}, doubled"
+    made = doubled if isinstance(doubled, int) else float(f"{doubled:.6g}")
+    return made, f"{shown} in {where}, doubled{rest}"

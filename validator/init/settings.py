@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
+
+from validator.model.arguments import undashed_in
 
 What = Literal["steps", "epochs", "out"]
 
@@ -130,11 +132,12 @@ def _setting_known(name: str, what: What) -> str:
 
 def _found(words: Sequence[str]) -> Iterator[tuple[int, What, str, str]]:
     """Each setting that is one of ours: the word's index, what it is, its name and its value."""
+    undashed = undashed_in(words)
     for index, word in enumerate(words):
         assigned = _ASSIGNED.fullmatch(word)
         if assigned is not None:
             name, value = (assigned[1] or "") + assigned[2], assigned[3]
-        elif word.startswith("-") and index + 1 < len(words):
+        elif index in undashed or (word.startswith("-") and index + 1 < len(words)):
             name, value = word, words[index + 1]
         else:
             continue
@@ -182,6 +185,49 @@ def has_parser(source: str) -> bool:
 def offered_by_help(text: str) -> tuple[str, ...]:
     """Settings, as `--name`, that the text of --help lists."""
     return tuple(dict.fromkeys(f"--{name}" for name in _OPTION.findall(text)))
+
+
+_HELP_HEAD = re.compile(r"[\s│|]*(-\S.*?)(?:\s{2,}(?!-).*)?")  # `  -b N, --batch-size N  images of a step`
+_SHORT = re.compile(r"(?<![\w-])-[A-Za-z][\w-]*")
+_GIVEN_SHORT = re.compile(r"(-[A-Za-z])(\d.*)|(-[A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)  # -b256 | -b | -bs=256
+
+
+def long_names(text: str) -> dict[str, str]:
+    """The long name of each option that --help lists with one dash and with two; none for one that has several."""
+    found: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        head = _HELP_HEAD.fullmatch(line)
+        longs = [] if head is None else _OPTION.findall(head[1])
+        for short in _SHORT.findall(head[1]) if head is not None and longs else ():
+            found.setdefault(short, set()).add(f"--{longs[0]}")
+    return {short: next(iter(names)) for short, names in found.items() if len(names) == 1}
+
+
+def has_short(words: Sequence[str]) -> bool:
+    """Whether a command has an option of one dash with a value."""
+    return any(value is not None for _, _, value in _short_options(words))
+
+
+def in_full(words: Sequence[str], longs: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The command with long names in place of short ones that have a value, and each of these with its long name."""
+    made, renamed = list(words), {}
+    for index, name, value in _short_options(words):
+        if name in longs and value is not None:
+            made[index] = longs[name] if words[index] == name else f"{longs[name]}={value}"
+            renamed[name] = longs[name]
+    return tuple(made), tuple(renamed.items())
+
+
+def _short_options(words: Sequence[str]) -> Iterator[tuple[int, str, str | None]]:
+    """Each option of one dash: its place, its name, and its value where it has one."""
+    for index, word in enumerate(words):
+        found = _GIVEN_SHORT.fullmatch(word)
+        if found is None or (index == 0 and word == "-m"):
+            continue
+        value = found[2] or found[4]
+        if value is None and index + 1 < len(words) and not re.match(r"--|-[A-Za-z]", words[index + 1]):
+            value = words[index + 1]
+        yield index, found[1] or found[3], value
 
 
 _LIKE, _VERY_LIKE = 0.6, 0.8

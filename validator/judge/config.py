@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.kinds.registry import kind_of
-from validator.model.arguments import changes_arithmetic, may_change_nothing
+from validator.model.arguments import changes_arithmetic, may_change_nothing, may_show_at_first, settings_in
 from validator.model.plan import RunSpec
 from validator.model.record import RunRecord, ValidationRecord
 from validator.model.result import Result
+from validator.model.runbook import Runbook
 from validator.model.settings import flat_name, setting_text
 from validator.text import listed
 
@@ -42,6 +43,7 @@ _DTYPES: Mapping[str, str] = {
 }
 """Names that libraries give the same number format."""
 
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[+-]?\d+")
 
 _TOGGLES = "NSA_"
@@ -178,6 +180,20 @@ def obeyed_text(obeyed: Obeyed) -> str:
     """`phase settings shows by effect that it obeys args.lr and args.seq-len`."""
     phases = listed(list(dict.fromkeys(phase for phase, _ in obeyed)))
     return f"phase {phases} shows by effect that it obeys {listed(list(dict.fromkeys(name for _, name in obeyed)))}"
+
+
+def untried_settings(runbook: Runbook, obeyed: Obeyed) -> tuple[str, ...]:
+    """Numbers in the trainer's command and arguments that no phase has shown to be obeyed, as `args.NAME`.
+
+    Those that may change nothing, as the number of workers, are left out; those that the first losses show come first.
+    """
+    given = {flat_name(name): (name, text) for name, text in settings_in(runbook.trainer.command).items()}
+    for layer in (runbook.trainer.args, runbook.defaults.args):
+        given |= {flat_name(name): (name, setting_text(value)) for name, value in layer.items()}
+    shown = {flat_name(setting.partition(".")[2]) for _, setting in obeyed if setting.startswith("args.")}
+    left = [f"args.{name}" for flat, (name, text) in given.items() if flat not in shown and _NUMBER.fullmatch(text)]
+    named = [key for key in left if not may_change_nothing(key)]
+    return tuple(sorted(named, key=lambda key: not may_show_at_first(key)))
 
 
 # Arms whose losses are the same digit for digit, although they differ in what changes the arithmetic.

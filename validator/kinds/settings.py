@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from validator.kinds.base import Found, ImplicitCriterion, PlannedArm, Planner, Seen, Site, TrainingKind, safe_name
 from validator.model.arguments import (
     is_learning_rate,
+    must_show_at_first,
     shows_at_first,
     value_in,
     with_value,
@@ -330,7 +331,8 @@ def _answer(
         return "FAIL", f"Ignored: the trainer prints the same learning rate at every step, and {contrast.why}."
     memory = _other_memory(declared, changed)
     if contrast.outcome == "same":
-        return _unchanged(key, contrast, rates, memory)
+        must = must_show_at_first(key, declared[0].run.spec.argv)
+        return _unchanged(contrast, rates, memory, must=must)
     other = memory or contrast_times([one.times for one in declared], changed.times)
     if other is not None and changed.ended_well:
         return "PASS", f"Obeyed: {other}. By the losses it is open: {contrast.why}."
@@ -341,14 +343,14 @@ def _answer(
     return "INCONCLUSIVE", f"Not decided: {contrast.why}; {advice}.{prints}"
 
 
-def _unchanged(key: str, contrast: LossContrast, rates: str | None, memory: str | None) -> _Answer:
-    """What follows from losses that are the same."""
+def _unchanged(contrast: LossContrast, rates: str | None, memory: str | None, *, must: bool) -> _Answer:
+    """What follows from losses that are the same. `must` says that the setting has an effect on them."""
     if memory is not None:
         return "INCONCLUSIVE", f"Not decided: {contrast.why}, though {memory}; try a value further away."
     if rates == "other":
         why = f"the trainer prints another learning rate, yet {contrast.why}: its optimizer may not use it"
         return "INCONCLUSIVE", f"Not decided: {why}; run more steps."
-    if shows_at_first(key):
+    if must:
         return "FAIL", f"Ignored: {contrast.why}, with this value as with the declared one."
     why = f"{contrast.why}, which may be right for this setting; leave it out of `change`, or try a value further away"
     return "INCONCLUSIVE", f"Not decided: {why}."

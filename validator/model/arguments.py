@@ -6,27 +6,54 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from validator.model.settings import flat_name
 
 _ASSIGNED = re.compile(r"(--?|\+{1,2})?([A-Za-z][\w.-]*)=(.*)", re.DOTALL)  # --batch-size=8 | batch_size=8 | +lr=1
+_DASHED = re.compile(r"--.*[^-].*|-[A-Za-z][\w.-]*", re.DOTALL)  # --batch-size | -b | -lr
+_ATTACHED = re.compile(r"(-([A-Za-z]))(\d+(?:\.\d*)?)")  # -b256
+_OPTION = re.compile(r"--|-[A-Za-z]")
+_NODE = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)+")  # SOLVER.BASE_LR
+_NODE_OR_LEAF = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*")  # OUTPUT_DIR
 
 
-def _setting_places(words: Sequence[str]) -> Iterator[tuple[str, int, str, str]]:
-    """Each setting: its name, the word that holds its value, what is in front of the value there, and the value."""
+class _Place(NamedTuple):
+    """A setting: its name, the word that holds its value, what is in front of the value there, and the value."""
+
+    name: str
+    at: int
+    front: str
+    value: str
+    key: str
+    """The word that names it."""
+
+
+def _setting_places(words: Sequence[str]) -> Iterator[_Place]:
+    """Each setting of a command, in order. Names in capitals need no dashes where one of them has a section."""
+    nodes = any(map(_NODE.fullmatch, words))
+    taken = -1
     for index, word in enumerate(words):
-        assigned = _ASSIGNED.fullmatch(word)
-        if assigned is not None:
-            yield assigned[2], index, word[: assigned.start(3)], assigned[3]
-        elif word.startswith("--") and word.strip("-") and index + 1 < len(words):
-            following = words[index + 1]
-            if not following.startswith("--"):
-                yield word.lstrip("-"), index + 1, "", following
+        following = words[index + 1] if index + 1 < len(words) else "--"
+        if (assigned := _ASSIGNED.fullmatch(word)) is not None:
+            yield _Place(assigned[2], index, word[: assigned.start(3)], assigned[3], word)
+        elif (attached := _ATTACHED.fullmatch(word)) is not None:
+            yield _Place(attached[2], index, attached[1], attached[3], word)
+        elif _OPTION.match(following) or _NODE.fullmatch(following):
+            continue  # a flag, which has no value
+        elif _DASHED.fullmatch(word) or (nodes and index > taken and _NODE_OR_LEAF.fullmatch(word)):
+            taken = index + 1
+            yield _Place(word.lstrip("-"), index + 1, "", following, word)
+
+
+def undashed_in(words: Sequence[str]) -> frozenset[int]:
+    """Words that name a setting in capitals and have its value behind them: `SOLVER.BASE_LR 0.02`."""
+    return frozenset(one.at - 1 for one in _setting_places(words) if _NODE_OR_LEAF.fullmatch(one.key))
 
 
 def settings_in(words: Sequence[str]) -> dict[str, str]:
     """Each setting of a command by its name as it is written, without dashes in front; of one given twice the last."""
-    return {name: value for name, _, _, value in _setting_places(words)}
+    return {one.name: one.value for one in _setting_places(words)}
 
 
 def value_in(words: Sequence[str], name: str) -> str | None:
@@ -38,21 +65,25 @@ def value_in(words: Sequence[str], name: str) -> str | None:
 def with_value(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
     """The command with another value of a setting: in its place, else behind the others and written as they are."""
     made = list(words)
-    places = [(index, front) for one, index, front, _ in _setting_places(words) if flat_name(one) == flat_name(name)]
-    for index, front in places:
-        made[index] = f"{front}{value}"
+    places = [one for one in _setting_places(words) if flat_name(one.name) == flat_name(name)]
+    for one in places:
+        made[one.at] = f"{one.front}{value}"
     return tuple(made) if places else (*made, *_added(words, name, value))
 
 
 def _added(words: Sequence[str], name: str, value: str) -> tuple[str, ...]:
-    forms = [(words[index], front) for _, index, front, _ in _setting_places(words)]
-    ours = [one for one in forms if "{steps}" in one[0]] or forms
-    if not ours or not ours[-1][1]:
+    forms = list(_setting_places(words))
+    like = next(reversed([one for one in forms if "{steps}" in words[one.at]] or forms), None)
+    if like is not None and _NODE_OR_LEAF.fullmatch(like.key) and _NODE_OR_LEAF.fullmatch(name):
+        return (name, value)
+    if like is None or "=" not in like.front:
         return (f"--{name}", value)
-    return (f"--{name}={value}" if ours[-1][1].startswith("--") else f"{name}={value}",)
+    return (f"--{name}={value}" if like.front.startswith("--") else f"{name}={value}",)
 
 
-_BATCH = re.compile(r"(?:(?:per_device|device|local|micro|global)_)?(?:train_)?(?:batch_size|batchsize|bs|batch)")
+_BATCH = re.compile(
+    r"(?:(?:per_device|device|local|micro|global)_)?(?:train_)?(?:batch_size|batchsize|bsz|bs|batch)|ims_per_batch"
+)
 _LENGTH = re.compile(
     r"(?:max_)?(?:seq|sequence|context)_?(?:len|length)|seqlen|block_size|ctx_len|n_ctx|context_window|max_length"
 )
@@ -71,7 +102,7 @@ class StatedTokens:
 
 def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTokens | None:
     """What a batch and a sequence length among settings make; None where one is missing, or is there twice."""
-    named = {name: flat_name(name).rpartition(".")[2].replace("-", "_").lower() for name in settings}
+    named = {name: flat_name(_SHORT.get(name, name)).rpartition(".")[2].lower() for name in settings}
     batch, length, accumulation = (
         [
             (name, int(text))
@@ -92,6 +123,17 @@ def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTo
 
 
 # What a setting changes, by the words of its name.
+
+_SHORT: Mapping[str, str] = {"b": "batch_size"}
+"""Names of one letter that trainers agree on."""
+
+_SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("bs", "bsz", "gbs", "minibatch"), "batch"),
+    **dict.fromkeys(("mbs", "microbatch"), "micro_batch"),
+    **dict.fromkeys(("lr0", "blr"), "lr"),
+    **{"bptt": "seq", "accumulate": "accum", "emsize": "embed", "nhid": "hidden", "dmodel": "dim"},
+}
+"""Words of public trainers' settings, each with the usual ones."""
 
 _WORKLOAD = frozenset(
     {"batch", "accum", "accumulation", "lr", "rate", "seed", "vocab"}
@@ -125,12 +167,20 @@ _JOINED = re.compile(
 """Names in one word: `batchsize`, `seqlen`, `nlayers`, `learningrate`."""
 
 
+_PER_GPU = re.compile(r"(?:sample|img|image|im|video)s_per_(?:gpu|device|rank)")
+"""The batch of a rank."""
+
 _OF_A_KERNEL = frozenset({"attn", "attention", "kernel", "triton", "tile", "kv", "sel", "sparse", "cache"})
 """Words beside which a block is one of a kernel, not a sequence."""
 
 
 def _words_of(name: str) -> set[str]:
-    words = set(re.split(r"[^a-z0-9]+", name.partition(".")[2].lower() or name.lower()))
+    family, _, own = name.partition(".")
+    own = _SHORT.get(own, own) if family == "args" else own
+    words = set(re.split(r"[^a-z0-9]+", own.lower() or name.lower()))
+    words |= {one for word in words & _SYNONYMS.keys() for one in _SYNONYMS[word].split("_")}
+    words |= {"dim"} if {"d", "model"} <= words else set()
+    words |= {"batch"} if _PER_GPU.search(own.lower()) else set()
     joined = [found.groupdict() for one in words if (found := _JOINED.fullmatch(one)) is not None]
     return words | {value for groups in joined for value in groups.values() if value is not None}
 
@@ -153,6 +203,41 @@ def shows_at_first(name: str) -> bool:
     if words & _OF_A_KERNEL:
         strong -= {"block"}
     return changes_arithmetic(name) and bool(strong) and not words & _NOT_AT_FIRST
+
+
+_PERHAPS_LIMITS = frozenset({"max", "micro"})
+"""Words of limits, which the first steps need not reach, and of parts of a batch, which need not change its loss."""
+
+_PERHAPS_WORK = re.compile(
+    r"max_(?:tokens|sentences|duration|frames)|update_freq|tokens_per_(?:sample|step)|num_frames|resolution"
+    r"|(?:img|image|crop|input)_?(?:size|sz)"
+)
+"""Names that are the work of a step in some trainers, and something else in others."""
+
+
+def may_show_at_first(name: str) -> bool:
+    """Whether the first losses show another value of a setting if it is what its name says of it in many a trainer."""
+    words = _words_of(name)
+    others = words & _NOT_AT_FIRST
+    limit = bool(words & _WORKLOAD) and changes_arithmetic(name) and bool(others) and others <= _PERHAPS_LIMITS
+    last = flat_name(name).rpartition(".")[2].lower()
+    return shows_at_first(name) or limit or _PERHAPS_WORK.fullmatch(last) is not None
+
+
+_COUNTED_IN_UPDATES = frozenset({"max_update", "max_updates"})
+
+
+def must_show_at_first(name: str, words: Sequence[str]) -> bool:
+    """The same for certain, in a command of these words.
+
+    A trainer whose length is `--max-update` is of the fairseq family: there `max_tokens` is the size of a batch, where
+    no other size is given, and `update_freq` the batches of a step.
+    """
+    last = flat_name(name).rpartition(".")[2].lower()
+    given = {flat_name(one).rpartition(".")[2].lower() for one in settings_in(words)}
+    of_fairseq = name.startswith("args.") and bool(given & _COUNTED_IN_UPDATES)
+    whole = last == "update_freq" or (last == "max_tokens" and not given & {"batch_size", "max_sentences"})
+    return shows_at_first(name) or (of_fairseq and whole)
 
 
 def is_learning_rate(name: str) -> bool:

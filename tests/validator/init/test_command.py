@@ -13,6 +13,7 @@ from validator.init.command import understand
 from validator.init.launch import CommandLaunch, launch_of
 from validator.init.settings import (
     chosen_from,
+    long_names,
     meaning_of,
     not_listed,
     offered_by_help,
@@ -167,6 +168,54 @@ def test_what_the_program_offers_is_added(tmp_path: Path) -> None:
         "train.py --max_steps {steps} --output_dir {out}"
     )
     assert len(asked) == 1, "the command says all"
+
+
+HELP = """usage: train.py [-h] [-b N] [-j N] [-s S]
+  -b N, --batch-size N  images of a step, -x or not
+  --steps N, -n N
+  -o DIR, --output-dir DIR
+│ --workers  -j      INTEGER  [default: 4]  │
+  -v, --verbose
+  -s S, --seq-len S
+  -s S, --size S        of another command
+  -q  says less, --quiet or not
+"""
+
+
+def test_the_long_names_of_short_options_are_those_that_help_lists() -> None:
+    assert long_names(HELP) == {
+        **{"-b": "--batch-size", "-n": "--steps", "-o": "--output-dir", "-j": "--workers", "-v": "--verbose"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-b 256 -j4 -s 9", "--batch-size 256 --workers=4 -s 9 --steps {steps} --output-dir {out}"),
+        ("-b=8 -n 500 -o out -v", "--batch-size=8 --steps {steps} --output-dir {out} -v"),
+        ("-v --steps 5 -o out -q 1", "-v --steps {steps} --output-dir {out} -q 1"),
+    ],
+)
+def test_short_options_are_written_by_their_long_names(line: str, expected: str) -> None:
+    """So that they mean the same everywhere: length, folder, batch."""
+    Path("train.py").write_text("import argparse\n")
+    found = understand(words(f"python train.py {line}"), help_of=lambda _: HELP)
+    assert found.words == words(f"train.py {expected}")
+    assert found.shown == f"python train.py {line}", "as it was typed"
+    for short, name in found.renamed:
+        assert f"{short} is written as {name}, its long name by --help" in list(found.notes())
+
+
+def test_short_options_stay_where_nothing_says_what_they_mean() -> None:
+    for given in ("python train.py -b 256 -n 4", "uv -b 256 -n 4"):
+        assert understand(words(given), help_of=lambda _: HELP).launch.words[-4:] == words("-b 256 -n 4")
+    assert understand(words("python -m pkg -b 8"), help_of=lambda _: HELP).words[:4] == words("-m pkg --batch-size 8")
+
+
+def test_length_and_folder_in_capitals_are_known() -> None:
+    made, ours = with_placeholders(words("t.py --resume SOLVER.MAX_ITER 90000 OUTPUT_DIR out SOLVER.BASE_LR 0.02"))
+    assert made == words("t.py --resume SOLVER.MAX_ITER {steps} OUTPUT_DIR {out} SOLVER.BASE_LR 0.02")
+    assert [(one.what, one.value) for one in ours] == [("steps", "90000"), ("out", "out")]
 
 
 def test_a_script_without_a_parser_is_not_asked() -> None:

@@ -41,6 +41,26 @@ def test_what_the_first_losses_need_not_show_is_not_tried() -> None:
     assert tried(seen(f"{line} --dtype bf16 --precision 32 --save-every 10 --vocab-size 512 --lr 0")) == {}
 
 
+def test_short_options_and_names_in_capitals_are_tried_where_their_meaning_is_beyond_doubt() -> None:
+    """Numbers of workers, of processes, of a GPU, and how often it prints, are no arithmetic."""
+    assert tried(seen("t.py -a resnet18 -b 256 --lr 0.1 -j 4 -p 10 -n 2 -g 1 -s 512")) == {
+        "args.b": 128,
+        "args.lr": 0.3,
+    }
+    assert tried(seen("t.py -b 0.9 -lr 0.1 -bs 16")) == {"args.lr": 0.3, "args.bs": 8}, "a batch is whole"
+    line = "t.py --num-gpus 1 SOLVER.IMS_PER_BATCH 16 SOLVER.BASE_LR 0.02 DATALOADER.NUM_WORKERS 4 TEST.BATCH 4"
+    assert tried(seen(line)) == {"args.SOLVER.IMS_PER_BATCH": 8, "args.SOLVER.BASE_LR": 0.06}
+
+
+def test_what_may_be_work_is_tried_last() -> None:
+    line = "t.py --max-tokens 4096 --imgsz 640 --micro_batch_size 4 --lr 0.1"
+    found = settings_to_try(seen(line)).change
+    assert [one.key for one in found] == ["args.lr", "args.max-tokens", "args.imgsz", "args.micro_batch_size"]
+    assert [one.why.endswith("it may rightly change nothing") for one in found] == [False, True, True, True]
+    of_fairseq = settings_to_try(seen("t.py --max-tokens 4096 --lr 0.1 --max-update 100")).change
+    assert (of_fairseq[0].key, of_fairseq[0].why) == ("args.max-tokens", "4096 in the command, halved")
+
+
 def test_variables_of_the_command_count_as_well() -> None:
     assert tried(seen("t.py", env={"NSA_SEQ_LEN": "512", "OMP_NUM_THREADS": "4"})) == {"env.NSA_SEQ_LEN": 256}
 

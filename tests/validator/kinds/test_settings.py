@@ -123,6 +123,44 @@ def test_without_the_phase_nothing_counts_as_verified(tmp_path: Path) -> None:
     assert "so whether the settings were obeyed is not known" in finding(report, "config-unknown").message
 
 
+def test_a_number_that_was_not_tried_is_named(tmp_path: Path) -> None:
+    """By a GO that names the tried ones alone it looked as if all had been."""
+    content = json.loads(text({**PHASE, "change": {"args.seq-len": 16}}, train(accept=["loss.last < loss.first"])))
+    content["trainer"]["command"] += ["-b", "256", "--epochs", "9", "--workers", "4", "--arch", "x"]
+    found = finding(tried(tmp_path, sound, json.dumps(content)), "config-unknown")
+    assert "obeys args.seq-len; whether it obeys args.batch-size, args.b, args.epochs is not known" in found.message
+    assert "show by effect that it obeys args.batch-size, args.b (" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "status"),
+    [
+        ("train.py -b 256", {"args.b": 128}, "FAIL"),
+        ("train.py -j 4", {"args.j": 2}, "INCONCLUSIVE"),
+        ("train.py SOLVER.IMS_PER_BATCH 16", {"args.SOLVER.IMS_PER_BATCH": 8}, "FAIL"),
+        ("train.py --max-tokens 4096 --max-update 9", {"args.max-tokens": 2048}, "FAIL"),
+        ("train.py --max_tokens 4096", {"args.max_tokens": 2048}, "INCONCLUSIVE"),
+        ("train.py --max-seq-length 512", {"args.max-seq-length": 256}, "INCONCLUSIVE"),
+        ("train.py --num-workers 4", {"args.num-workers": 2}, "INCONCLUSIVE"),
+    ],
+)
+def test_what_has_no_effect_is_ignored_where_it_must_have_one(
+    tmp_path: Path, command: str, change: dict[str, Any], status: str
+) -> None:
+    lax = {**PHASE, "change": change, "decide_all": False}
+    content = json.loads(text(lax, train(accept=["loss.last < loss.first"])))
+    content["trainer"]["command"] = [*command.split(), *WORDS[1:3], "--out", "{out}"]
+
+    def deaf(spec: RunSpec) -> FakeRun:
+        return short(losses(1)) if spec.phase == "settings" else sound(spec)
+
+    report = tried(tmp_path, deaf, json.dumps(content))
+    assert report.phases[0].effects[0].status == status
+    assert (report.decision, codes(report, "veto")) == (
+        ("NO_GO", {"config-ignored"}) if status == "FAIL" else ("GO", set())
+    )
+
+
 def test_a_setting_that_is_ignored_is_no_go_and_named(tmp_path: Path) -> None:
     report = tried(tmp_path, ignoring("args.seq-len"), text())
     assert (report.decision, codes(report, "veto")) == ("NO_GO", {"config-ignored"})
