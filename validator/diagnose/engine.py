@@ -28,7 +28,7 @@ from validator.diagnose import (
     unknown,
 )
 from validator.diagnose.rule import PhaseFacts, Rule, RunFacts, Scope, ValidationFacts
-from validator.judge.config import obeyed_settings, untried_settings
+from validator.judge.config import obeyed_settings, undecided_settings
 from validator.model.findings import ANSWERS
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.runbook import Phase, PytestPhase, TrainPhase
@@ -162,9 +162,9 @@ def _alone(run: RunFacts) -> PhaseFacts:
 def _phase_facts(record: PhaseRecord, report: PhaseReport | None, whole: ValidationRecord) -> PhaseFacts:
     """A phase without the runs that were given another config on purpose: what they show is no fault."""
     obeyed = obeyed_settings(whole)
-    untried = untried_settings(whole.runbook, obeyed)
+    undecided = undecided_settings(whole)
     runs = (RunFacts.of(run, whole.environment) for run in record.runs if run.spec.role != "changed")
-    facts = (replace(run, obeyed=obeyed, untried=untried) for run in runs if run is not None)
+    facts = (replace(run, obeyed=obeyed, undecided=undecided) for run in runs if run is not None)
     return PhaseFacts(record, report, tuple(facts))
 
 

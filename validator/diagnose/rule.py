@@ -42,8 +42,8 @@ WORKLOAD = frozenset(
 class RunFacts:
     """A run with a result. `machine` is the validation's snapshot, empty when a folder is inspected by itself.
 
-    `obeyed` are settings whose effect a phase of the validation has shown, `untried` the numbers of the command of
-    which none has.
+    `obeyed` are settings whose effect a phase of the validation has shown, `undecided` the numbers of the command of
+    which none has shown either.
     """
 
     spec: RunSpec
@@ -51,7 +51,7 @@ class RunFacts:
     outcome: Outcome | None
     machine: Mapping[str, Any] = field(default_factory=dict)
     obeyed: Obeyed = ()
-    untried: Sequence[str] = ()
+    undecided: Sequence[str] = ()
 
     @classmethod
     def of(cls, record: RunRecord, machine: Mapping[str, Any]) -> RunFacts | None:

@@ -26,7 +26,7 @@ def config_unknown(run: RunFacts) -> Iterator[Diagnosis]:
     if run.steps_done is None:
         return
     printed = {one.name for one in run.evidence.stated}
-    left = [key for key in run.untried if flat_name(key).rpartition(".")[2].lower() not in printed]
+    left = [key for key in run.undecided if flat_name(key).rpartition(".")[2].lower() not in printed]
     named = listed(left, most=_NAMED)
     unknown = f"so whether the settings were obeyed is not known{f': {named}' if named else ''}"
     if run.obeyed:

@@ -188,13 +188,19 @@ def offered_by_help(text: str) -> tuple[str, ...]:
 
 
 _HELP_HEAD = re.compile(r"[\s│|]*(-\S.*?)(?:\s{2,}(?!-).*)?")  # `  -b N, --batch-size N  images of a step`
+_COMMANDS = re.compile(r"(?im)^\W*commands\b|^\s+\{[\w,-]+\}")  # Commands: | {train,eval}
 _SHORT = re.compile(r"(?<![\w-])-[A-Za-z][\w-]*")
 _GIVEN_SHORT = re.compile(r"(-[A-Za-z])(\d.*)|(-[A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)  # -b256 | -b | -bs=256
 
 
 def long_names(text: str) -> dict[str, str]:
-    """The long name of each option that --help lists with one dash and with two; none for one that has several."""
+    """The long name of each option that --help lists with one dash and with two; none for one that has several.
+
+    None at all for a program with commands, which have options of their own.
+    """
     found: dict[str, set[str]] = {}
+    if _COMMANDS.search(text):
+        return {}
     for line in text.splitlines():
         head = _HELP_HEAD.fullmatch(line)
         longs = [] if head is None else _OPTION.findall(head[1])

@@ -17,7 +17,6 @@ from validator.model.arguments import changes_arithmetic, may_change_nothing, ma
 from validator.model.plan import RunSpec
 from validator.model.record import RunRecord, ValidationRecord
 from validator.model.result import Result
-from validator.model.runbook import Runbook
 from validator.model.settings import flat_name, setting_text
 from validator.text import listed
 
@@ -168,11 +167,15 @@ Obeyed = Sequence[tuple[str, str]]
 
 def obeyed_settings(validation: ValidationRecord) -> Obeyed:
     """Settings of which a phase has shown that the trainer obeys them: they changed what it does."""
+    return _tried_settings(validation, "PASS")
+
+
+def _tried_settings(validation: ValidationRecord, *statuses: str) -> Obeyed:
     return tuple(
         (record.phase.id, one.setting)
         for record in validation.phases
         for one in kind_of(record.phase.kind).effects(record.phase, record.runs)
-        if one.status == "PASS" and "." in one.setting
+        if one.status in statuses and "." in one.setting
     )
 
 
@@ -182,15 +185,17 @@ def obeyed_text(obeyed: Obeyed) -> str:
     return f"phase {phases} shows by effect that it obeys {listed(list(dict.fromkeys(name for _, name in obeyed)))}"
 
 
-def untried_settings(runbook: Runbook, obeyed: Obeyed) -> tuple[str, ...]:
-    """Numbers in the trainer's command and arguments that no phase has shown to be obeyed, as `args.NAME`.
+def undecided_settings(validation: ValidationRecord) -> tuple[str, ...]:
+    """Numbers in the trainer's command and arguments of which no phase has shown whether it obeys them: `args.NAME`.
 
     Those that may change nothing, as the number of workers, are left out; those that the first losses show come first.
     """
+    runbook = validation.runbook
     given = {flat_name(name): (name, text) for name, text in settings_in(runbook.trainer.command).items()}
     for layer in (runbook.trainer.args, runbook.defaults.args):
         given |= {flat_name(name): (name, setting_text(value)) for name, value in layer.items()}
-    shown = {flat_name(setting.partition(".")[2]) for _, setting in obeyed if setting.startswith("args.")}
+    decided = _tried_settings(validation, "PASS", "FAIL")
+    shown = {flat_name(setting.partition(".")[2]) for _, setting in decided if setting.startswith("args.")}
     left = [f"args.{name}" for flat, (name, text) in given.items() if flat not in shown and _NUMBER.fullmatch(text)]
     named = [key for key in left if not may_change_nothing(key)]
     return tuple(sorted(named, key=lambda key: not may_show_at_first(key)))

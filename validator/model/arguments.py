@@ -18,7 +18,7 @@ _NODE = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)+")  # SOLVER.BASE_LR
 _NODE_OR_LEAF = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*")  # OUTPUT_DIR
 
 
-class _Place(NamedTuple):
+class _SettingPlace(NamedTuple):
     """A setting: its name, the word that holds its value, what is in front of the value there, and the value."""
 
     name: str
@@ -29,21 +29,21 @@ class _Place(NamedTuple):
     """The word that names it."""
 
 
-def _setting_places(words: Sequence[str]) -> Iterator[_Place]:
+def _setting_places(words: Sequence[str]) -> Iterator[_SettingPlace]:
     """Each setting of a command, in order. Names in capitals need no dashes where one of them has a section."""
     nodes = any(map(_NODE.fullmatch, words))
     taken = -1
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else "--"
         if (assigned := _ASSIGNED.fullmatch(word)) is not None:
-            yield _Place(assigned[2], index, word[: assigned.start(3)], assigned[3], word)
+            yield _SettingPlace(assigned[2], index, word[: assigned.start(3)], assigned[3], word)
         elif (attached := _ATTACHED.fullmatch(word)) is not None:
-            yield _Place(attached[2], index, attached[1], attached[3], word)
+            yield _SettingPlace(attached[2], index, attached[1], attached[3], word)
         elif _OPTION.match(following) or _NODE.fullmatch(following):
             continue  # a flag, which has no value
         elif _DASHED.fullmatch(word) or (nodes and index > taken and _NODE_OR_LEAF.fullmatch(word)):
             taken = index + 1
-            yield _Place(word.lstrip("-"), index + 1, "", following, word)
+            yield _SettingPlace(word.lstrip("-"), index + 1, "", following, word)
 
 
 def undashed_in(words: Sequence[str]) -> frozenset[int]:

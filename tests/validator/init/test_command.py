@@ -186,6 +186,8 @@ def test_the_long_names_of_short_options_are_those_that_help_lists() -> None:
     assert long_names(HELP) == {
         **{"-b": "--batch-size", "-n": "--steps", "-o": "--output-dir", "-j": "--workers", "-v": "--verbose"}
     }
+    for commands in ("Commands:\n  train", "╭─ Commands ───╮", "positional arguments:\n  {train,eval}"):
+        assert long_names(f"{HELP}{commands}") == {}, "theirs may be others"
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,7 @@ def test_a_setting_that_is_ignored_is_no_go_and_named(tmp_path: Path) -> None:
     assert failed.message.startswith("With 16 in place of 32: ignored: the loss is the same in all of 6 rows")
     assert verdict(report, "settings.args.batch-size").status == "PASS"
     assert "args.seq-len = 32: the trainer did not run it." in finding(report, "config-ignored").message
+    assert "whether it obeys the others is not known" in finding(report, "config-unknown").message
 
 
 def test_it_is_no_go_where_the_others_need_not_be_decided(tmp_path: Path) -> None:
