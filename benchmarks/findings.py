@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from validator.diagnose.bottlenecks import straggler
-from validator.diagnose.loss_curve import diverging
+from validator.diagnose.loss_curve import diverging, frozen_loss
 from validator.diagnose.rule import Rule, RunFacts
 from validator.diagnose.stalls import periodic_stall
 from validator.diagnose.steadiness import rate_shift
@@ -128,6 +128,23 @@ def sick_loss(n_share: float, factor: float) -> Make:
     return make
 
 
+def printed_loss(shape: str, share: float, places: int, *, frozen: float = 0.0) -> Make:
+    """A loss as it is printed: of each step, its running mean or renewed every 10 rows; a part at the end is frozen."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        base = np.full(n, 3.0) if shape == "plateau" else falling(n)
+        values = np.round(base * (1 + share * noise(rng, n, phi, heavy)), places)
+        if shape == "running mean":
+            values = np.round(np.cumsum(values) / np.arange(1, n + 1), places)
+        if shape == "every 10 rows":
+            values = values[np.arange(n) // 10 * 10]
+        first = n - round(n * frozen)
+        values[first:] = values[first - 1]
+        return facts({"loss": values})
+
+    return make
+
+
 def sick_times(what: str) -> Make:
     """A pause at every 7th step, one at 3 % of the steps, or a level that is 10 % slower from the middle on."""
 
@@ -167,6 +184,13 @@ LINES = (
         for shape, share in (("falling", 0.02), ("plateau", 0.1))
     ),
     *(
+        Line(f"{shape}, noise {100 * share:g} %, {places} decimals", frozen_loss, printed_loss(shape, share, places))
+        for shape, share, places in (
+            *(("plateau", 0.001, 2), ("plateau", 0.005, 2), ("plateau", 0.02, 4), ("falling", 0.005, 2)),
+            *(("running mean", 0.02, 2), ("running mean", 0.02, 4), ("every 10 rows", 0.02, 4)),
+        )
+    ),
+    *(
         Line(f"{shape}, noise {100 * cv:g} %", rule, times(shape, cv))
         for rule in (periodic_stall, rate_shift)
         for shape, cv in (("flat", 0.02), ("flat", 0.05), ("warm-up", 0.02), ("thermal", 0.01), ("ramp", 0.01))
@@ -176,6 +200,8 @@ LINES = (
         for count, cv in ((2, 0.02), (8, 0.02), (8, 0.05))
     ),
     Line("× 1.5 over the last fifth", diverging, sick_loss(0.2, 1.5), True),
+    Line("frozen over the last fifth, 4 decimals", frozen_loss, printed_loss("falling", 0.02, 4, frozen=0.2), True),
+    Line("frozen over the last fifth, 2 decimals", frozen_loss, printed_loss("falling", 0.02, 2, frozen=0.2), True),
     Line("+50 % at every 7th", periodic_stall, sick_times("every 7th"), True),
     Line("+70 % in 3 % of steps", periodic_stall, sick_times("now and then"), True),
     Line("10 % slower half-way", rate_shift, sick_times("10 % slower"), True),

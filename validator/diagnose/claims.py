@@ -54,8 +54,12 @@ def too_few_rows(run: RunFacts) -> Iterator[Diagnosis]:
 
 @rule("eta-wrong", "warning", of="run")
 def eta_wrong(run: RunFacts) -> Iterator[Diagnosis]:
-    """The last promise of an end, made a minute or more before it, contradicts the log's own step time."""
+    """The last promise of an end, made a minute or more before it, contradicts the log's own step time.
+
+    A trainer that validator ends promises the end of its own steps, which only its lines name.
+    """
     step_s = run.step_time_s
+    own_steps = None if run.spec.ended_at is not None else run.steps_requested
     if not run.training or step_s is None:
         return
     for hit in reversed(run.hits("eta")):
@@ -63,7 +67,7 @@ def eta_wrong(run: RunFacts) -> Iterator[Diagnosis]:
         if claimed is None:
             continue
         total = _count_of(at["total"]) if at else None
-        total = total or (_count_of(named["n"]) if named else None) or run.steps_requested
+        total = total or (_count_of(named["n"]) if named else None) or own_steps
         if total is None:
             continue
         left = total - (_count_of(at["at"]) or 0.0 if at and not (named and not at["total"]) else 0.0)

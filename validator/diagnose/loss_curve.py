@@ -1,4 +1,4 @@
-"""What a healthy loss curve never does: leave the numbers, rise far above its own minimum, or fall to exactly 0."""
+"""What a healthy loss curve never does: leave the numbers, rise far above its minimum, fall to exactly 0, or freeze."""
 
 from __future__ import annotations
 
@@ -30,6 +30,25 @@ _ABOVE_ZERO = 0.1
 _NEAR_ZERO = 0.01
 _ZERO_STRIKES = 3
 _RETURNS, _OFTEN_ZERO = 5, 0.25
+
+_FROZEN_ROWS = 8
+_FROZEN_CHANCE = 1e-9
+"""Chance of as many equal losses at the end, by those before, below which a loss has frozen."""
+
+_RECENT_ROWS = 30
+_ALIKE = 0.5
+"""Share of equal neighbors before, beyond which equal losses at the end show nothing."""
+
+_FADED, _LEVEL = 1 / 3, 0.8
+_OFTEN_ALIKE = 0.3
+_VARIED_STEPS = 3.5
+_SMALL_STEPS = 10
+_ABRUPT_STEPS = 2.5
+"""Steps of the print: by how many losses differ at least, up to how many a loss may be rounded to the same, and beyond
+how many its last changes show that it did not settle. What settles changes by a step or two before it is the same."""
+
+_MANTISSAS = (7, 10)
+"""Bits of bfloat16 and float16, whose steps are often larger than those of the print."""
 
 
 @rule("nan-loss", "veto", of="run")
@@ -229,3 +248,74 @@ def _dropped(values: Floats, zero: npt.NDArray[np.bool_]) -> int | None:
         if lasting and before.size and before.max() > _ABOVE_ZERO and before[-10:].min() >= _NEAR_ZERO:
             return int(start)
     return None
+
+
+@rule("zero-grad", "veto", of="run")
+def frozen_loss(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss that varied and then stays the same to the end, digit for digit: a meter that leaves out NaN does that.
+
+    A warning where it varied by so few steps of its print that a loss that settles could look the same.
+    """
+    loss = run.series("loss")
+    if not run.training or loss is None:
+        return
+    finite = np.isfinite(loss.values)
+    values, steps = loss.values[finite], loss.steps[finite]
+    frozen = _frozen(values)
+    if frozen is None:
+        return
+    count, abrupt = frozen
+    said = f"The loss is {values[-1]:.10g} in each of the last {count} of {len(values)} rows"
+    yield Diagnosis(
+        f"{said}, from step {steps[-count]} on, and varied before: it is no longer measured, as by a meter that leaves "
+        "out NaN, or nothing is learned any more.",
+        severity="veto" if abrupt else "warning",
+        because=[evidence(said, loss.source.path, f"step {steps[-count]}")],
+        next_step="Log the raw loss of each step, NaN and all, and run again from before that step; if it is finite, "
+        "look at what the trainer logs.",
+    )
+
+
+def _frozen(values: Floats) -> tuple[int, bool] | None:
+    """How many of the finite losses `[n]` are equal at the end, and whether they were so abruptly.
+
+    None where losses like those before may give as many equal ones: equal neighbors were common, changes were becoming
+    smaller, or the loss is a few steps of its print. A loss that is renewed every few rows is taken once each.
+    """
+    changed = np.flatnonzero(np.diff(values)) + 1
+    if not changed.size:
+        return None
+    last = int(changed[-1])
+    every = int(np.median(np.diff(changed))) if changed.size > 1 else 1
+    repeats = (len(values) - last - 1) // every
+    before = values[last::-every][::-1]
+    changes = np.abs(np.diff(before))
+    if repeats < _FROZEN_ROWS - 1 or len(changes) < _FROZEN_ROWS:
+        return None
+    recent, step = changes[-_RECENT_ROWS:], _step_of(before[-_RECENT_ROWS:])
+    ending = recent[-max(3, len(recent) // 3) :]
+    alike = max(float((part == 0).mean()) for part in (changes, recent, ending))
+    chance = max(alike, 1 / (len(changes) + 1)) ** repeats
+    varied = np.ptp(before[-_RECENT_ROWS:]) >= _VARIED_STEPS * step and abs(values[-1]) >= _SMALL_STEPS * step
+    longer = changes[-2 * _RECENT_ROWS :]
+    level = len(longer) == 2 * _RECENT_ROWS and alike <= _OFTEN_ALIKE and ending.mean() >= _LEVEL * longer.mean()
+    abrupt = bool(level or np.median(changes[-3:]) > _ABRUPT_STEPS * step)
+    faded = np.median(ending) < _FADED * np.median(recent)
+    faded |= not abrupt and ending.mean() < _LEVEL * recent.mean()
+    if alike > _ALIKE or chance > _FROZEN_CHANCE or faded or not varied:
+        return None
+    return len(values) - last, abrupt
+
+
+def _step_of(losses: Floats) -> float:
+    """The last decimal with which losses `[n]` are written, 1e-9 at the finest; of 16-bit floats their own step."""
+    scales = (10.0**places for places in range(9))
+    step = next((1 / one for one in scales if np.allclose(losses * one, np.rint(losses * one), 1e-9, 1e-6)), 1e-9)
+    lowest = float(np.abs(losses).min())
+    own = [2.0 ** (math.floor(math.log2(lowest)) - bits) for bits in _MANTISSAS] if lowest > step else []
+    return next((one for one in own if one > step and (_beside(losses, one) <= step).all()), step)
+
+
+def _beside(losses: Floats, step: float) -> Floats:
+    """How far losses `[n]` are from whole multiples of a step."""
+    return np.abs(losses - step * np.rint(losses / step))

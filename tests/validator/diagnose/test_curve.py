@@ -143,3 +143,59 @@ def test_a_loss_of_nan_that_only_a_line_of_the_log_has(tmp_path: Path) -> None:
         folder = tmp_path / value
         write_logs(folder, stderr=bar + line.format(value, value), stdout="logging_nan_inf_filter=True,\n")
         assert ("nan-loss" in of_run(folder, metrics=metrics, nproc=0)) == named
+
+
+def printed(losses: Sequence[float], places: int = 4, *, every: int = 1) -> list[float]:
+    """The losses as they are printed, renewed every so many rows."""
+    return [round(losses[i - i % every], places) for i in range(len(losses))]
+
+
+def frozen(losses: list[float], rows: int) -> list[float]:
+    return losses[:-rows] + [losses[-rows]] * rows
+
+
+SCATTER = [4.4 + 0.018 * random.Random(f"{i}").gauss(0, 1) for i in range(60)]
+MEAN = [sum(falling()[: i + 1]) / (i + 1) for i in range(N)]
+
+
+@pytest.mark.parametrize(
+    ("name", "losses", "severity"),
+    [
+        ("a filter of NaN in the last fifth", frozen(printed(falling(share=0.03, n=100)), 18), "veto"),
+        ("its running mean", frozen(printed(MEAN, 6), 40), "veto"),
+        ("from a tenth on", frozen(printed(falling(share=0.03)), 180), "veto"),
+        ("two decimals", frozen(printed(falling(share=0.03), 2), 40), "veto"),
+        ("two decimals that hardly vary", frozen(printed(SCATTER, 2), 30), "warning"),
+        ("renewed every 5 rows", frozen(printed(falling(share=0.03), every=5), 100), "veto"),
+        ("negative", frozen([-loss for loss in printed(falling(share=0.03))], 40), "veto"),
+    ],
+)
+def test_a_loss_that_freezes(tmp_path: Path, name: str, losses: list[float], severity: str) -> None:
+    """A trainer whose meter left out NaN was GO: its loss was the same from step 820 on, and below the first."""
+    assert found(tmp_path, losses) == {"zero-grad": severity}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "losses"),
+    [
+        ("few digits", printed(falling(share=0.001), 1)),
+        ("a plateau of few digits", printed([4.4 * (1 + 0.001 * random.Random(i).gauss(0, 1)) for i in range(N)], 2)),
+        ("renewed every 10 rows", printed(falling(share=0.03), every=10)),
+        ("renewed every 60 rows", printed(falling(share=0.03), every=60)),
+        ("7 equal rows", frozen(printed(falling(share=0.03)), 7)),
+        ("converged", printed([0.5 + 2 * 0.9**i for i in range(N)])),
+        ("converged fast", printed([0.5 + 2 * 0.5**i for i in range(N)])),
+        ("a running mean that settles", printed(MEAN, 2)),
+        ("the smallest step", printed([max(0.0001, loss) for loss in (3 * 0.9**i for i in range(N))])),
+        ("bfloat16", [round(loss * 64) / 64 for loss in falling(share=0.002)]),
+    ],
+)
+def test_a_loss_that_settles_is_not_frozen(tmp_path: Path, name: str, losses: list[float]) -> None:
+    assert "zero-grad" not in found(tmp_path, losses), name
+
+
+def test_scatter_that_fades_is_no_veto(tmp_path: Path) -> None:
+    for seed in range(8):
+        noise = random.Random(seed)
+        fades = printed([4.4 + 0.9**i * noise.gauss(0, 1) for i in range(N)])
+        assert found(tmp_path / str(seed), fades).get("zero-grad") != "veto", seed

@@ -153,6 +153,16 @@ def test_an_eta_that_was_wrong_while_the_model_compiled_is_right_later(tmp_path:
     assert "eta-wrong" in of_run(folder)
 
 
+def test_a_trainer_that_validator_ends_promises_the_end_of_its_own_steps(tmp_path: Path) -> None:
+    """1 h 16 min for a trainer's own 90,000 steps was held against the 1,141 behind which validator ended it."""
+    folder = healthy(tmp_path / "r")  # 4.85 s a step
+    write_logs(folder, stdout="eta: 1:16:02  iter: 19  total_loss: 3\n", rank=0)
+    assert "eta-wrong" in of_run(folder)
+    assert "eta-wrong" not in of_run(folder, stop="at_steps")
+    write_logs(folder, stdout="eta: 1:16:02  iter: 19/90000  total_loss: 3\n", rank=0)
+    assert "121 h" in of_run(folder, stop="at_steps")["eta-wrong"].message
+
+
 def test_unit_mismatch_of_speed_ups(tmp_path: Path) -> None:
     """855× (a total of five iterations) against 169×."""
     folder = healthy(tmp_path / "r")
