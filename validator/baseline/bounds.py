@@ -274,9 +274,9 @@ def _between(last: float, first: float) -> float:
 def _within(runs: Sequence[RunReport], metric: str) -> float:
     """Half of the relative width of the interval of one run: its noise from step to step, with its memory."""
     found = [
-        (stats.ci_high - stats.ci_low) / 2 / stats.mean
+        stats.half_width / stats.mean
         for run in runs
-        if (stats := run.metrics.get(metric)) and stats.ci_low is not None and stats.ci_high is not None and stats.mean
+        if (stats := run.metrics.get(metric)) and stats.half_width is not None and stats.mean
     ]
     return float(np.mean(found)) if found else 0.0
 

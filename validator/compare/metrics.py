@@ -195,10 +195,8 @@ def _metric_values(runs: Sequence[RunReport], metric: Metric) -> _MetricValues:
         value = None if stats is None else getattr(stats, metric.statistic)
         if stats is None or value is None:
             continue
-        half = None
-        if stats.ci_low is not None and stats.ci_high is not None:
-            half = (stats.ci_high - stats.ci_low) / 2
-        elif metric.window == "steady":
+        half = stats.half_width
+        if half is None and metric.window == "steady":
             no_interval = no_interval or f"{run.id}: {stats.note or 'it has no interval'}"
         if stats.invalid is not None:
             obstacle = f"{run.id}: {stats.invalid}"

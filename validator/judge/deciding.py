@@ -16,7 +16,7 @@ import numpy as np
 
 from validator.model.catalogue import MIN_REPEATS
 from validator.model.verdict import Needed, Status
-from validator.stats.estimate import Estimate, combine
+from validator.stats.estimate import Estimate, combine, without_negatives
 from validator.stats.window import SteadyWindow
 from validator.text import format_distinct, format_interval, format_number, format_percent
 
@@ -75,8 +75,8 @@ def decide(left: Estimate, right: Estimate, terms: Terms) -> Decided:
     if interval is not None and not all(math.isfinite(end) for end in interval):
         interval = None
     ends = None if interval is None else (right.point + interval[0], right.point + interval[1])
-    if ends is not None and left.reach[0] >= 0 and right.exact:
-        ends = max(ends[0], 0.0), max(ends[1], 0.0)  # nothing that was read is below zero, so neither is the truth
+    if ends is not None and right.point >= 0:
+        ends = without_negatives(ends, left.reach[0])
     text = shown if ends is None else f"{shown} {format_interval(*ends)}"
     by_reach = side_of(difference.reach, operator)
     by_interval = "INCONCLUSIVE" if interval is None else side_of(interval, operator)

@@ -68,6 +68,14 @@ class MetricStats(Frozen):
     version: int = Field(1, description="Of the metric's definition; other versions are not compared with it.")
     invalid: str | None = Field(None, description="Why not even the mean of these rows may be compared with others.")
 
+    @property
+    def half_width(self) -> float | None:
+        """Half of the interval; its upper part where the lower one ends at 0, which hides how wide it is."""
+        if self.ci_low is None or self.ci_high is None:
+            return None
+        half = (self.ci_high - self.ci_low) / 2
+        return max(half, self.ci_high - self.mean) if self.ci_low == 0 and self.mean is not None else half
+
 
 class ScalarValue(Frozen):
     """A number or text known once per run. `ci_*` is the 95 % interval of a derived number, None for an exact one."""

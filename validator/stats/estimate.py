@@ -80,6 +80,11 @@ class Estimate:
         return min(float(low), self.point), max(float(high), self.point)
 
 
+def without_negatives(interval: tuple[float, float], lowest: float) -> tuple[float, float]:
+    """The interval without what lies below 0, if nothing that was read does: then neither does the truth."""
+    return (max(interval[0], 0.0), max(interval[1], 0.0)) if lowest >= 0 else interval
+
+
 def exact(value: float) -> Estimate:
     """A value without interval."""
     return Estimate(float(value), reach=(float(value), float(value)))

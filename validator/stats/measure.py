@@ -26,6 +26,7 @@ from validator.stats.estimate import (
     sampled_mean,
     sampled_quantile,
     sampled_spread,
+    without_negatives,
 )
 from validator.stats.growth import RunMemory, run_memories
 from validator.stats.rate import as_read, rates_of
@@ -383,6 +384,7 @@ def _stats(rows: Windowed, window: SteadyWindow) -> MetricStats:
     elif n and rows.sampled:
         try:
             interval = None if rows.invalid is not None else _sampled(rows, "mean", window).interval()
+            interval = None if interval is None else without_negatives(interval, float(values.min()))
             notes += [f"no interval: {rows.invalid}"] if rows.invalid is not None else []
         except TooFewSamples as problem:
             notes.append(f"no interval: {problem}")

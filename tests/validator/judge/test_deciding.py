@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from validator.judge.deciding import Terms, decide
 from validator.model.verdict import PhaseReport
+from validator.stats.estimate import Estimate
 
 from .samples import ar1, judge_all, judge_one, result, run_record, runbook, series, validation, verdict
 
@@ -90,6 +92,22 @@ def test_a_rate_that_halves_is_judged_by_the_mean_over_both_halves_and_by_its_en
     assert low >= 0, "no rate is below zero"
     assert verdict(report, "1").observed == pytest.approx(65, abs=1)
     assert "Warning: " in verdict(report, "3").message
+
+
+def test_no_time_is_shown_below_zero() -> None:
+    """A run that halves its rate showed a step time of 0.0621 s [-0.1177, 0.2425] beside a baseline's."""
+    scatter = np.random.default_rng(1).standard_normal(1000)
+    slowed = Estimate(0.0621, 0.0621 + 0.09 * scatter, (0.05, 0.11))
+    bound = Estimate(0.05708, 0.05708 + 0.001 * scatter[::-1], (0.056, 0.058))
+    decided = decide(
+        slowed, bound, Terms("<=", "s", "step_time_s.mean <= 1.1 * baseline.step_time_s.mean", 1, 0.02, 0.95)
+    )
+    assert (decided.status, decided.interval[0]) == ("INCONCLUSIVE", 0)
+    assert "0.0621 s [0, " in decided.message
+
+    report = _judged(np.random.default_rng(0).lognormal(0, 2.5, 40), "step_time_s.mean <= 1 s")
+    stats = report.runs[0].metrics["step_time_s"]
+    assert (stats.ci_low, stats.half_width) == (0, stats.ci_high - stats.mean), "what is cut off is not precision"
 
 
 @pytest.mark.parametrize("repeats", [1, 4])
