@@ -27,6 +27,7 @@ _DROP_SHARE = 0.10
 
 _EXPLODED = 100.0
 _ABOVE_ZERO = 0.1
+_NAN_ROWS = 3
 _NEAR_ZERO = 0.01
 _ZERO_STRIKES = 3
 _RETURNS, _OFTEN_ZERO = 5, 0.25
@@ -75,9 +76,12 @@ def nan_loss(run: RunFacts) -> Iterator[Diagnosis]:
 def _said_in_words(run: RunFacts, *, written: bool) -> Iterator[Diagnosis]:
     """A loss that only the log's words say not to be finite. `written`: whether there is a loss by steps, all finite.
 
-    Then the words count where the run ended before its time: it may have gone on behind a value that it names.
+    Then the words count where the run ended before its time, since it may have gone on behind a value that it names, or
+    where row after row of a table has it: the loss by steps is then another number.
     """
     ended = run.failed or run.ended_early
+    if len(run.hits("nan_row")) >= _NAN_ROWS:
+        written = False
     kinds = (*(("nan_loss",) if ended or not written else ()), *(("nan_words",) if ended else ()))
     said = {hit.text: hit for kind in kinds for hit in run.hits(kind)}
     if not run.training or not said:

@@ -177,6 +177,9 @@ SCAN_BYTES = 8 * 2**20
 
 MAX_LINE = 8192
 HITS = 5
+REPEATED = frozenset({"nan_row"})
+"""Kinds that count by how often they come: the same text is kept again."""
+
 MANY = {"eta": 500}
 """Lines kept of kinds of which a late one counts: the end that is promised while a model compiles is far away."""
 
@@ -200,6 +203,24 @@ def _sign(words: str, *patterns: str) -> Sign:
     return Sign(tuple(word.encode() for word in words.split("|")), re.compile("|".join(patterns).encode()))
 
 
+_EVALUATION = ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "min", "lowest", "ema")
+"""What a loss is of that is NaN until it is first known, or is none of a training."""
+
+_CELL = r"[ \t]{0,60}(?:[:=|]|│|┃)[ \t]{0,60}"
+"""Between a name and its value, in a line of words or in a table."""
+
+_IN_TRAINING = rf"(?!(?:[\w./-]{{0,40}}?[_/.-])?(?:{'|'.join(_EVALUATION)})(?:[_/.-]|loss|ppl))" + "".join(
+    rf"(?<!\b{word}{between})"
+    for word in _EVALUATION
+    for between in (r"[\W_]", r"[\W_] ", r" [\W_] ", r"[\"']:\{[\"']", r"[\"']: \{[\"']")
+)
+
+
+def _loss_of(value: str) -> str:
+    """A pattern for the name of a loss or perplexity in training with what follows it; the costly part comes last."""
+    return rf"(?i:(?<![\w./-])(?=[\w./-]{{0,60}}(?:loss|perplexity|ppl){value}){_IN_TRAINING})"
+
+
 SIGNS: Mapping[str, Sign] = {
     "oom": _sign(
         "out of memory|outofmemoryerror|alloc_failed|memoryerror|oom-kill|defaultcpuallocator|cannot allocate memory",
@@ -218,9 +239,14 @@ SIGNS: Mapping[str, Sign] = {
     ),
     "nan_loss": _sign(
         "nan",
-        r"(?i:(?:loss|perplexity|ppl)['\"]?\s{0,3}[:=|]\s{0,3}['\"]?nan\b)",
+        # `loss: nan`, `| value_loss   | nan |`: a part of what is trained as well, since that is the sum of its parts
+        _loss_of(rf"['\"]?{_CELL}['\"]?nan(?![\w/-])"),
         # `loss nan lr 0.1`, not a sentence as `loss NaN detection is on`
-        r"(?i:loss\s{1,3}nan(?=\s{0,3}(?:$|[,;|)\]}\r\n]|\w{1,20}[ :=]{1,3}[-+]?[\d.n])))",
+        _loss_of(r"[ \t]{1,60}nan(?=\s{0,3}(?:$|[,;|)\]}\r\n]|\w{1,20}[ :=]{1,3}[-+]?[\d.n]))"),
+    ),
+    "nan_row": _sign(
+        "nan",
+        rf"(?i:(?<![^\n])[^\w\n]{{0,60}}(?:train(?:ing)?[_/. ])?loss['\"]?{_CELL}['\"]?nan[^\w\n]{{0,60}}(?![^\n]))",
     ),
     "nan_words": _sign(
         "loss",
@@ -285,7 +311,7 @@ def _scan_piece(data: bytes, first_line: int | None, name: str, hits: dict[str, 
                 text = printable(data[start:end].decode("utf-8", "replace"))
                 line = None if first_line is None else first_line + data.count(b"\n", 0, start)
                 known = hits.setdefault(kind, [])
-                if not any(hit.text == text for hit in known):
+                if kind in REPEATED or not any(hit.text == text for hit in known):
                     known.append(LogHit(name, line, text))
 
 

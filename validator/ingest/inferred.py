@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,11 +24,24 @@ _VARYING = re.compile(  # the bar of |███  | 12/600 | 0:01:02 | 17, -0.5, 
 _MIN_LINES = 5
 _MAX_LENGTH = 500
 _STEP_WORDS = re.compile(r"(?:step|iter|it|update|batch|i|n)\w*\W*$", re.IGNORECASE)
-_LOSS_WORDS = re.compile(r"(?:loss|nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?)\W*$", re.IGNORECASE)
-_OTHER_WORDS = re.compile(
-    r"(?:lr|rate|eta|remain\w*|left|epoch|norm|acc\w*|ppl|perplexity|mfu|mem\w*|time|dt|val\w*|test\w*|eval\w*)\W*$",
+_LOSS_WORDS = re.compile(
+    r"(?:loss|(?<![a-z])(?:nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?))\W*$", re.IGNORECASE
+)
+_THE_LOSS = re.compile(
+    r"(?:^|[|,;:>)\]}\t]|\b(?:step|iter\w*|epoch|info)\b)[\s\"'{(\[-]*(?:reduced[ _])?"
+    r"(?:train(?:ing)?[ _/.])?(?:total[ _])?loss\W*$",
     re.IGNORECASE,
 )
+"""The loss by its own name, at the start of a line, a cell or a field: neither `value_loss` nor `packet loss`."""
+
+_OTHER_WORDS = re.compile(
+    r"(?:lr|rate|eta|remain\w*|left|epoch|norm|acc\w*|ppl|perplexity|mfu|mem\w*|time|dt|val\w*|test\w*|eval\w*"
+    r"|variance|rew(?:ard)?s?(?:[_ ]mean)?|returns?|score|r2|f1|auc|fps|sps|success\w*|bleu|rouge\w*|precision"
+    r"|recall|m?iou|(?<!cross)(?<!cross[_ -])entropy|kl|clip\w*|std|len\w*|steps_per\w*|per_s\w*)\W*$",
+    re.IGNORECASE,
+)
+"""Measures of quality and settings, which may fall as well and are never a loss."""
+
 _OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
 _LITTLE = 0.01
 """Share of its level by which a loss falls at least over the lines that are seen."""
@@ -39,23 +53,30 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
     for line in lines:
         if len(line) <= _MAX_LENGTH:
             parts, texts = _cut(line)
-            forms[parts].append(texts)
-    for parts, rows in sorted(forms.items(), key=lambda one: -len(one[1])):
-        if len(rows) < _MIN_LINES or len(parts) < 3:
-            continue
-        pattern = _pattern(parts, list(zip(*rows, strict=True)))
-        if pattern is not None:
-            return pattern
-    return next(filter(None, (_by_rows(parts, rows) for parts, rows in forms.items())), None)
+            forms[tuple(re.sub(r"\s+", " ", part) for part in parts)].append(texts)
+    often = {parts: rows for parts, rows in forms.items() if len(rows) >= _MIN_LINES}
+    by_count = sorted(often, key=lambda parts: -len(often[parts]))
+    ways = (
+        partial(_pattern, named=_LOSS_WORDS),
+        partial(_by_rows, named=_THE_LOSS),
+        partial(_pattern, named=None),
+        partial(_by_rows, named=_LOSS_WORDS),
+    )
+    found = (way(parts, list(zip(*often[parts], strict=True))) for way in ways for parts in by_count)
+    return next(filter(None, found), None)
 
 
-def _by_rows(parts: tuple[str, ...], rows: list[list[str]]) -> str | None:
-    """A pattern by which each line is a step, for lines that name a loss and no step."""
-    columns = list(zip(*rows, strict=True))
+def _by_rows(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: re.Pattern[str]) -> str | None:
+    """A pattern by which each line is a step, for lines that name a loss and no step.
+
+    By its own name it counts whatever it does, also if it rises or is NaN; by another one if it falls.
+    """
     for place, column in enumerate(columns):
+        if named.search(parts[place]) is None or _OTHER_LOSS.search(parts[place]):
+            continue
         values = np.array([_value(text) for text in column])
-        named = _LOSS_WORDS.search(parts[place]) is not None and _OTHER_LOSS.search(parts[place]) is None
-        if len(rows) >= _MIN_LINES and named and "." in column[0] and _fall(values) >= _LITTLE:
+        decimals = any("." in text or not text[-1:].isdigit() for text in column)
+        if decimals and (named is _THE_LOSS or _fall(values) >= _LITTLE):
             return "{row}" + _spelled(parts, columns, {place: "{loss}"})
     return None
 
@@ -70,8 +91,11 @@ def _cut(line: str) -> tuple[tuple[str, ...], list[str]]:
     return (*parts, line[end:]), texts
 
 
-def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]]) -> str | None:
-    """The pattern of one form; `parts` are the texts between its numbers, `columns` the numbers."""
+def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: re.Pattern[str] | None) -> str | None:
+    """The pattern of one form with a step; `parts` are the texts between its numbers, `columns` the numbers. Its loss
+    is `named`, or the number that falls most where that is None."""
+    if len(columns) < 2:
+        return None
     values = [np.array([_value(text) for text in column]) for column in columns]
     shares = {place for place, part in enumerate(parts[1:]) if part.startswith("%")}
     steps = [place for place, column in enumerate(columns) if place not in shares and _is_step(column, values[place])]
@@ -83,8 +107,12 @@ def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]]) -> str | No
         for place, column in enumerate(columns)
         if place != step and _may_be_loss(column, values[place], values[step], parts[place])
     ]
-    named = [place for place in losses if _LOSS_WORDS.search(parts[place])]
-    chosen = (named or sorted(losses, key=lambda place: _fall(values[place]), reverse=True))[:1]
+    if named is not None:
+        losses = [place for place in losses if named.search(parts[place])]
+        losses.sort(key=lambda place: _THE_LOSS.search(parts[place]) is None)
+    else:
+        losses.sort(key=lambda place: _fall(values[place]), reverse=True)
+    chosen = losses[:1]
     if not chosen:
         return None
     groups = {step: "{step}", chosen[0]: "{loss}"}
@@ -109,6 +137,8 @@ def _is_step(texts: Sequence[str], values: Floats) -> bool:
 
 def _may_be_loss(texts: Sequence[str], values: Floats, steps: Floats, before: str) -> bool:
     """Numbers with decimals that fall, and not in proportion to the step, as what remains of the time does."""
+    if _THE_LOSS.search(before):
+        return any(not text.isdigit() for text in texts)
     if not any("." in text or "e" in text for text in texts) or not np.isfinite(values).all() or (values <= 0).any():
         return False
     if _LOSS_WORDS.search(before):

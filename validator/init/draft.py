@@ -175,7 +175,8 @@ def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
     for key, value in metrics.items():
         yield f"    {key}: {yaml_text(value)}"
     if watched.reading is not None and not watched.reading.has_loss:
-        yield "    no_loss: true    # none was seen; remove this where the trainer reports one, or NaN is unseen"
+        seen = "one is not read, see above" if watched.unread else "none was seen"
+        yield f"    no_loss: true    # {seen}; remove this where the trainer reports one, or NaN is unseen"
     ranks = max(1, command.nproc)
     yield tokens_line(settings_in(command.words), ranks=ranks, printed="toks_per_s" in watched_series(watched))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,34 @@ def what_is_missing(lines: Iterable[str]) -> str:
         f"its lines hold several losses ({one}, {other}), and which of them a training lowers is for you to say: "
         f"stdout: 'step {{step}} .*{one}.*?{{loss}}'"
     )
+
+
+_LOSS_KEY = re.compile(
+    r"(?i)(?<![\w/.-])(?=[\w/.-]{0,80}?loss(?![a-z]|[_ -]?scal))([a-z][\w/.-]{0,80})[\"')]?"
+    r"(?:\s{0,40}[:=|]\s{0,40}|\s{1,40})[\"']?"
+    r"[-+]?(?:\.?\d|nan\b|inf)(?![\d.,]*\s?%)"
+)
+_OF_EVALUATION = re.compile(r"(?i)(?<![a-z])(?:val|valid|validation|eval|evaluation|test|dev|best|min)(?![a-z])")
+_HAS_STEP = re.compile(r"(?i)(?<![a-z])step[\"']?\W{1,4}\d")
+_MOST_LINES = 20_000
+
+
+def unread_loss(reading: TrialReading, out: Path) -> str:
+    """What stands beside a number, is called a loss and is read as none, as a sentence with what to write; empty where
+    a loss is read, or there is no such thing."""
+    if reading.has_loss:
+        return ""
+    for path in logs_of(reading, out):
+        for _, line in islice(log_lines(path), _MOST_LINES):
+            key = next((one for one in _LOSS_KEY.findall(line) if not _OF_EVALUATION.search(one)), None)
+            if key is not None:
+                start = r"step\W+{step}\b.*?" if _HAS_STEP.search(line) else "{row}.*?"
+                return _naming(key, f"stdout: '{start}(?<![\\w/.-]){re.escape(key)}\\W*?{{loss}}'")
+    for name in reading.result.series:
+        if re.search(r"(?i)loss(?![a-z])", name) and not _OF_EVALUATION.search(name.replace("_", " ")):
+            return _naming(name, f"names: {{loss: {name}}}, with the key as the trainer writes it")
+    return ""
+
+
+def _naming(key: str, fix: str) -> str:
+    return f"{key} is read as no loss; if a training lowers it, name it in trainer.metrics, in place of no_loss: {fix}"

@@ -14,7 +14,7 @@ from validator.model.arguments import undashed_in
 What = Literal["steps", "epochs", "out"]
 
 _STEPS = (
-    *("max_steps", "max_iters", "train_iters", "training.steps", "max_train_steps", "num_train_steps", "num_steps"),
+    *("max_steps", "max_iters", "train_iters", "training.steps", "max_train_steps", "num_train_steps"),
     *(
         "train_steps",
         "total_steps",
@@ -24,9 +24,21 @@ _STEPS = (
         "num_training_steps",
         "max_iter",
     ),
-    *("training_steps", "train.steps", "steps", "n_steps", "nsteps", "iterations", "num_iters", "n_iters", "iters"),
-    *("total_iterations", "max_update", "max_updates", "num_updates", "max_step"),
+    *("training_steps", "train.steps", "steps", "iterations", "num_iters", "n_iters", "iters"),
+    *("total_iterations", "max_update", "max_updates", "num_updates", "max_step", "num_steps", "n_steps", "nsteps"),
 )
+_ROLLOUT = frozenset({"num_steps", "n_steps", "nsteps"})
+_TIMESTEPS = frozenset(
+    {
+        *("total_timesteps", "num_timesteps", "n_timesteps", "max_timesteps", "timesteps", "total_env_steps"),
+        *("num_env_steps", "max_env_steps", "total_frames"),
+    }
+)
+"""Lengths of reinforcement learning, in steps of environments and not of the optimizer: they stay as they are."""
+
+_ENVIRONMENTS = _TIMESTEPS | {"num_envs", "n_envs"}
+"""Beside one of these `num_steps` is what each environment does before an update."""
+
 _EPOCHS = (
     *("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "nepochs", "total_epochs", "max_epoch"),
     *("train_epochs", "num_epoch", "epochs", "epoch"),
@@ -88,6 +100,17 @@ def meaning_of(name: str) -> What | None:
     return None
 
 
+def _is_rollout(name: str, others: Iterable[str]) -> bool:
+    """Whether a setting is the steps before an update, by the other settings of the same command."""
+    if _last_part(name) not in _ROLLOUT:
+        return False
+    return not _ENVIRONMENTS.isdisjoint(map(_last_part, others))
+
+
+def _last_part(name: str) -> str:
+    return name.lstrip("-+").rstrip("=").replace("-", "_").lower().rpartition(".")[2]
+
+
 def with_placeholders(
     words: Sequence[str], *, length: Literal["steps", "epochs"] = "steps"
 ) -> tuple[tuple[str, ...], tuple[SetByUs, ...]]:
@@ -133,6 +156,11 @@ def _setting_known(name: str, what: What) -> str:
 def _found(words: Sequence[str]) -> Iterator[tuple[int, What, str, str]]:
     """Each setting that is one of ours: the word's index, what it is, its name and its value."""
     undashed = undashed_in(words)
+    given = [
+        word.partition("=")[0]
+        for index, word in enumerate(words)
+        if index in undashed or word.startswith("-") or "=" in word
+    ]
     for index, word in enumerate(words):
         assigned = _ASSIGNED.fullmatch(word)
         if assigned is not None:
@@ -141,7 +169,7 @@ def _found(words: Sequence[str]) -> Iterator[tuple[int, What, str, str]]:
             name, value = word, words[index + 1]
         else:
             continue
-        what = meaning_of(name)
+        what = None if _is_rollout(name, given) else meaning_of(name)
         names_folder = bool(value) and (assigned is not None or not value.startswith("-"))
         if what is not None and (names_folder if what == "out" else _COUNT.fullmatch(value)):
             yield index, what, name, value
@@ -263,10 +291,13 @@ def _plain(option: str) -> str:
 def chosen_from(offered: Iterable[str], what: What) -> str | None:
     """The likeliest setting of this kind among those that a trainer offers; None where there is none."""
     names: dict[str, str] = {}
-    for option in offered:
+    every = list(offered)
+    if what == "steps" and not _TIMESTEPS.isdisjoint(map(_last_part, every)):
+        return None  # what else it offers, as the number of updates, is computed from that
+    for option in every:
         bare = option.rstrip("=")
         folder = what != "out" or re.search(r"(?:dir|folder)$", bare) is not None
-        if meaning_of(bare) == what and folder:
+        if meaning_of(bare) == what and folder and not _is_rollout(bare, every):
             names.setdefault(_setting_known(bare, what), option)
     return next((names[name] for name in _NAMES[what] if name in names), None)
 

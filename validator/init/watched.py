@@ -21,7 +21,15 @@ from validator.init.command import TrainerCommand, nproc_key, trainer_keys, unde
 from validator.init.elsewhere import logs_elsewhere
 from validator.init.launch import CommandLaunch, visible_gpus
 from validator.init.length import printed_total, total_of_epochs
-from validator.init.reading import TrialReading, count_lines, first_lines, grown_files, readings, what_is_missing
+from validator.init.reading import (
+    TrialReading,
+    count_lines,
+    first_lines,
+    grown_files,
+    readings,
+    unread_loss,
+    what_is_missing,
+)
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome
 from validator.model.runbook import Runbook
@@ -91,7 +99,7 @@ class WatchedCommand:
     validator's clock; `total` the steps that the trainer does by itself, where it prints that; `most` those that it is
     known not to exceed, by its epochs or since it came to its own end; `failure` how it ended where it ended by itself
     and not well; `lines` are the first ones of the `printed` that were printed, `files` those that grew in the
-    output folder and `outside` those in the working folder.
+    output folder and `outside` those in the working folder; `unread` says which loss is read as none.
     """
 
     command: TrainerCommand
@@ -106,6 +114,7 @@ class WatchedCommand:
     total: int | None = None
     most: int | None = None
     printed: int = 0
+    unread: str = ""
 
     @property
     def length_known(self) -> bool:
@@ -118,8 +127,9 @@ class WatchedCommand:
         return self.reading is not None and self.reading.complete
 
     def hints(self) -> Iterator[str]:
-        """What is missing where nothing was recognized, as far as that is known, and what to write."""
+        """What is missing where nothing was recognized, or no loss, as far as that is known, and what to write."""
         if self.reading is not None:
+            yield from filter(None, (self.unread,))
             return
         if 0 < self.printed < ENOUGH_ROWS:
             seen = plural(self.printed, "line")
@@ -316,6 +326,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
             failure=outcome.last.detail if failed else None,
             lines=tuple(first_lines(out)),
             printed=count_lines(out),
+            unread="" if best is None else unread_loss(best, out),
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),
             total=None if best is None else _own_total(watcher, best, ended=outcome.exited_well),

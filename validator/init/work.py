@@ -140,6 +140,8 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
             "be judged. If it was still starting, give it longer: --seconds 5m. Else `validator init -- COMMAND` shows "
             "what was seen, and writes a runbook in which you say how its output is read" + (hints and f"; {hints}")
         )
+    for hint in watched.hints():
+        note(hint)
     path = Path(f"{name}.yaml")
     open_length = steps is None and not watched.length_known
     text = draft(watched, name=name, base=_folder(path), steps=steps, soak=False, steps_open=open_length)

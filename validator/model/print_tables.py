@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from validator.model.logged_names import STEP_KEYS, logged_name, plain_key
 from validator.model.pattern import parse_number
 from validator.model.print_words import MARK
-from validator.model.readers import STEP_KEYS, logged_name, plain_key
 
 _SEPARATORS = tuple(map(re.compile, (r"\s*,\s*", r"\s*\|\s*", r"\t+", r"\s{2,}", r"\s+")))
 _NAME = re.compile(r"[A-Za-z_][\w ./()%-]{0,40}")

@@ -7,6 +7,7 @@ none repeats what repeats itself: time grows with the length of a line.
 
 from __future__ import annotations
 
+from validator.model.logged_names import key_pattern, step_pattern
 from validator.model.print_formats import Recipe
 
 MARK = "⊞"
@@ -197,24 +198,32 @@ BARS: tuple[Recipe, ...] = (
 )
 
 
-def _json_text(keys: str, group: str) -> str:
-    return rf"""(?=(?:.*?["'](?:{keys})["']: ?"?{{{group}}})?)"""
+_EVALUATION_KEY = (
+    r"[\"'](?:[\w .-]{0,40}[/._ -])?(?:eval(?:uation)?|val(?:id(?:ation)?)?|test|dev)(?:[/._ -][\w ./-]{0,40})?"
+    r"[\"']: ?\{"
+)
+_OUTSIDE_EVALUATION = rf"(?:[^\"']|{_EVALUATION_KEY}(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|(?!{_EVALUATION_KEY})[\"'])*?"
+"""Past any objects that are about an evaluation, in `{"step": 3, "eval": {"loss": 2.9}, "train": {"loss": 3.1}}`."""
 
 
-_JSON_VALUES = "".join(
-    _json_text(keys, group)
-    for keys, group in (
-        ("loss|train_loss|total_loss|step_loss|reduced_train_loss", "loss"),
-        ("grad_norm|gradient_norm", "grad_norm"),
-        ("lr|learning_rate", "lr"),
-        ("tokens_per_sec|tokens_per_second|tok_per_s|toks_per_s|tps", "toks_per_s"),
-        ("elapsed|elapsed_time|time_elapsed|total_time|runtime", "elapsed_s"),
-        ("dt|step_time|step_time_s|iter_time|iteration_time|iter_dt|train_step_timing|step_s|dt_s", "step_time_s"),
-        ("dt_ms|step_ms|step_time_ms|iter_ms|iter_time_ms|ms_per_step", "step_time_ms"),
-        ("time", "any_time"),
-        ("time_ms", "any_time_ms"),
-        ("timestamp|_timestamp|ts", "timestamp"),
-        ("seq/s|samples_per_second|samples_per_sec", "samples_per_s"),
+def _record_value(group: str, *keys: str) -> str:
+    """A number of a record by the first of these expressions for its key, or none."""
+    found = "|".join(rf"""{_OUTSIDE_EVALUATION}["']{key}["']: ?"?{{{group}}}""" for key in keys)
+    return rf"(?=(?:{found})?)"
+
+
+_RECORD_VALUES = "".join(
+    (
+        *(
+            _record_value(group, key_pattern(group), key_pattern(group, certain=False))
+            for group in ("loss", "toks_per_s", "elapsed_s", "samples_per_s")
+        ),
+        *(
+            _record_value(group, key_pattern(group))
+            for group in ("grad_norm", "lr", "toks_per_s_per_rank", "step_time_s", "step_time_ms", "timestamp")
+        ),
+        _record_value("any_time", "time"),
+        _record_value("any_time_ms", "time_ms"),
     )
 )
 
@@ -239,9 +248,13 @@ TABLES: tuple[Recipe, ...] = (
 RECORDS: tuple[Recipe, ...] = (
     Recipe(
         "records",
-        ("step", "iteration"),
-        r"^(?=.*?\{)(?:(?=.*?[\"']global_steps?[\"']: ?{step}\b)"
-        r"|(?=.*?[\"'](?:current_steps|step|iteration|iter|training_steps)[\"']: ?{step}\b))" + _JSON_VALUES,
+        ("step", "iter"),
+        r"(?i)^(?=.*?\{)(?:"
+        + "|".join(
+            rf"""(?={_OUTSIDE_EVALUATION}["']{step_pattern(whole=whole)}["']: ?{{step}}\b)""" for whole in (True, False)
+        )
+        + ")"
+        + _RECORD_VALUES,
         "one JSON object, or one dictionary of Python, a line",
     ),
     Recipe("table", ("\t", " train "), r"^{step}(?:\t| train ){loss}\s*$"),

@@ -92,8 +92,21 @@ def test_a_trainer_that_stops_itself_for_nan_and_calls_it_success(tmp_path: Path
         ("loss=nan", True),
         ("{'loss': nan, 'epoch': 1.0}", True),
         ("loss NaN", True),
+        ("|    loss                 | nan          |", True),
+        ("│ train/loss │ NaN │", True),
+        ("| value_loss | nan |", True),
+        ('{"step": 4, "metrics": {"train/loss": NaN}}', True),
+        ("val loss 2.1 | train loss: nan", True),
         ("loss NaN detection is on", False),
         ("val_loss improved from inf to 0.34", False),
+        ("val_loss: nan", False),
+        ("step 3 | val/ce_loss nan | best_loss=nan", False),
+        ("| eval/loss | nan |", False),
+        ("Validation loss: nan, validation perplexity: nan", False),
+        ('{"step": 4, "eval": {"loss": NaN}}', False),
+        ("loss: n/a", False),
+        ("loss: nanogpt's own", False),
+        ("| loss | nan-safe |", False),
     ],
 )
 def test_a_nan_is_seen_in_lines_that_no_pattern_reads(tmp_path: Path, line: str, seen: bool) -> None:
@@ -102,6 +115,25 @@ def test_a_nan_is_seen_in_lines_that_no_pattern_reads(tmp_path: Path, line: str,
     rows = [row.split(",") for row in (folder / "training.csv").read_text().splitlines()]
     (folder / "training.csv").write_text("".join(",".join([row[0], *row[2:]]) + "\n" for row in rows))
     write_logs(folder, stdout=f"ready\n{line}\ndone\n", rank=0)
+    assert ("nan-loss" in of_run(folder)) is seen
+
+
+@pytest.mark.parametrize(
+    ("line", "times", "seen"),
+    [
+        ("|    loss     | nan |", 3, True),
+        ("  train/loss: NaN", 3, True),
+        ("|    loss     | nan |", 2, False),
+        ("step 4 | loss nan | skipping the update", 9, False),
+        ("|    aux_loss     | nan |", 9, False),
+        ("|    val_loss     | nan |", 9, False),
+    ],
+)
+def test_rows_of_nan_beside_a_loss_by_steps(tmp_path: Path, line: str, times: int, seen: bool) -> None:
+    """Another number was read as the loss: 196 rows of NaN were GO. A mixed-precision trainer that skips a step, or a
+    table before its first value, is none."""
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stdout="ready\n" + times * f"{line}\n", rank=0)
     assert ("nan-loss" in of_run(folder)) is seen
 
 

@@ -64,9 +64,36 @@ def test_a_later_nan_is_still_a_loss() -> None:
         lambda i: f"processed {i} files, {3 - i / 7:.3} s left",
         lambda i: f"step {i} done",
         lambda i: f"val loss {fall(i):.3f}",
-        lambda i: f"loss {3 + i / 10:.3f}",
+        lambda i: f"packet loss {3 + i / 10:.3f}",
         lambda i: f"{i} accuracy {0.5 + i / 100:.2f}",
+        lambda i: f"{i} explained_variance {fall(i):.3f}",
+        lambda i: f"{i} ep_rew_mean {fall(i):.3f} fps {900 - i}.5 r2 {fall(i):.3f} approx_kl {fall(i):.4f}",
+        lambda i: f"|  explained_variance | {fall(i):.3f} |",
+        lambda i: f"| trace | {fall(i):.3f} |",
     ],
 )
 def test_other_numbers_are_no_training(form) -> None:
     assert inferred_pattern([form(i) for i in range(12)]) is None
+
+
+@pytest.mark.parametrize("name", ["loss", "train/loss", "train_loss", "Loss"])
+@pytest.mark.parametrize(
+    "values", [[3 + i / 10 for i in range(12)], [float("nan")] * 12, [3 - i / 10 for i in range(12)]]
+)
+def test_a_row_that_is_called_loss_comes_before_any_number_that_falls(name: str, values: list[float]) -> None:
+    """`explained_variance`, which fell by chance, had been the loss: its last letters are `ce`."""
+    block = "| explained_variance | {0:.3} |\n| entropy_loss | {0:.3} |\n|   {1}    | {2:.3} |\n| value_loss | {0:.3} |"
+    lines = [line for i, x in enumerate(values) for line in block.format(fall(i), name, x).splitlines()]
+    pattern = inferred_pattern(lines)
+    assert pattern is not None
+    found = [line_pattern(pattern).read(line) for line in lines]
+    assert [str(one.values["loss"]) for one in found if one] == [f"{float(f'{x:.3}')}" for x in values]
+
+
+def test_of_several_losses_beside_a_step_its_own_name_counts() -> None:
+    lines = [f"n={i} value_loss {fall(i):.3f} loss {fall(i) + 1:.3f} kl {fall(i):.4f}" for i in range(12)]
+    pattern = inferred_pattern(lines)
+    assert pattern is not None
+    found = line_pattern(pattern).read(lines[3])
+    assert found is not None
+    assert found.values["loss"] == pytest.approx(2.5)

@@ -18,9 +18,10 @@ from tests.validator.ingest.folders import codes
 from validator.ingest import collect_dir
 from validator.ingest.readers.renditions import SUFFIX, rendition
 from validator.ingest.readers.tensorboard import masked_crc32c
+from validator.model.logged_names import logged_name
 from validator.model.metrics import TrainerMetrics
-from validator.model.readers import READERS, logged_name, matcher
-from validator.model.recipes import RECIPES
+from validator.model.readers import READERS, matcher
+from validator.model.recipes import RECIPES, recognize
 from validator.model.result import Result
 
 LOGGED = Path(__file__).with_name("logged")
@@ -254,6 +255,42 @@ def test_times_and_means_are_taken_for_what_they_are(
         recipe = next(one for one in RECIPES if one.name == "records")
         again = collect_dir(printed, metrics=TrainerMetrics(stdout=recipe.pattern))
         assert again.series[series].values[-1] == pytest.approx(found), "printed it is read alike"
+
+
+@pytest.mark.parametrize(
+    ("record", "loss"),
+    [
+        ({"train/loss": 3.5, "tokens_per_sec": 900}, 3.5),
+        ({"metrics": {"train/loss": 3.5, "optim/lr": 0.1}, "perf": {"mfu": 0.3}}, 3.5),
+        ({"metrics.train.loss": 3.5}, 3.5),
+        ({"metrics_train_loss": 3.5}, 3.5),
+        ({"Loss/train": 3.5, "Loss/val": 9.0}, 3.5),
+        ({"total_loss": 3.5}, 3.5),
+        ({"total_loss": 9.0, "metrics": {"loss": 3.5}}, 3.5),
+        ({"eval": {"loss": 9.0, "n": {"a": 1}}, "train": {"loss": 3.5}}, 3.5),
+        ({"val/loss": 9.0, "train": {"loss": 3.5}}, 3.5),
+        ({"device": {"id": 1}, "train": {"loss": 3.5}}, 3.5),
+        ({"metrics": {"eval/loss": 9.0}}, None),
+        ({"eval": {"metrics": {"loss": 9.0}}}, None),
+        ({"val_loss": 9.0}, None),
+        ({"critic/loss": 9.0, "loss_scale": 65536.0, "lossless": 1.0}, None),
+    ],
+)
+def test_one_list_of_names_serves_files_and_printed_records(
+    record: dict[str, Any], loss: float | None, tmp_path: Path
+) -> None:
+    """`train/loss` in JSON on standard output had been no loss: a diverging one was GO."""
+    rows = [{"step": i, "tokens_per_sec": 900, **record} for i in range(1, 9)]
+    for folder, file, reader in (("file", "log.jsonl", "jsonl"), ("printed", "logs/stdout.log", "records")):
+        path = tmp_path / folder / file
+        path.parent.mkdir(parents=True)
+        path.write_text(jsonl(*rows))
+        result = read(tmp_path / folder, reader)
+        found = set(result.series["loss"].values) if "loss" in result.series else {None}
+        assert (found, codes(result)) == ({loss}, set()), reader
+    known = recognize(enumerate(jsonl(*rows).splitlines()))
+    assert known is not None
+    assert known[0].name == "records"
 
 
 def test_two_files_with_one_series_are_an_error_with_its_fix(tmp_path: Path) -> None:

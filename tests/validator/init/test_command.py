@@ -133,6 +133,15 @@ def test_what_starts_nothing_here_is_refused(line: str) -> None:
         ("t.py --max_steps 5 --steps 7", "t.py --max_steps {steps} --steps 7"),
         ("t.py --num_train_epochs 3", "t.py --num_train_epochs 3"),
         ("t.py --out --lr 3", "t.py --out --lr 3"),
+        ("t.py --total-timesteps 1e5 --num-steps 128", "t.py --total-timesteps 1e5 --num-steps 128"),
+        ("t.py --num-envs=4 --n_steps=128", "t.py --num-envs=4 --n_steps=128"),
+        (
+            "t.py train.num_steps=9 env.num_envs=4 max_steps=7",
+            "t.py train.num_steps=9 env.num_envs=4 max_steps={steps}",
+        ),
+        ("t.py --num-steps 128 --total-steps 9000", "t.py --num-steps 128 --total-steps {steps}"),
+        ("t.py --num-steps 128 --num_iterations 9000", "t.py --num-steps 128 --num_iterations {steps}"),
+        ("t.py --num-steps 9000", "t.py --num-steps {steps}"),
         ("t.py --filter {split} --max_iters 5", "t.py --filter {{split}} --max_iters {steps}"),
     ],
 )
@@ -241,6 +250,16 @@ def test_a_configurator_offers_its_global_variables() -> None:
     assert chosen_from(offered, "steps") == "--max_iters="
     assert chosen_from(offered, "out") == "--out_dir="
     assert offered_in(source.replace("configurator", "other")) == ()
+
+
+def test_the_steps_of_a_rollout_are_no_length() -> None:
+    """`--num-steps {steps}` changed what a PPO learns from, and not how long it ran."""
+    for offered, chosen in (
+        ("--num-steps N --num-envs N --total-timesteps N --num-iterations N", None),
+        ("--num-steps N --num-envs N --max-iterations N", "--max-iterations"),
+        ("--num-steps N --lr LR", "--num-steps"),
+    ):
+        assert chosen_from(offered_by_help(offered), "steps") == chosen
 
 
 def test_a_file_is_no_folder_and_the_likelier_name_is_taken() -> None:

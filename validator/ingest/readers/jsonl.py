@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from validator.documents import parse_json
 from validator.ingest.read_log import FaultLog, printable
 from validator.ingest.readers.rows import LoggedRow, record_row
-from validator.model.readers import logged_name
+from validator.model.logged_names import record_name
 
 _LONGEST = 1 << 20
 """A longer line holds no numbers of a step alone."""
@@ -53,7 +53,7 @@ class JsonLines:
             self.faults.add("garbage-line", self._line, printable(text, limit=60))
             return None
         row = record_row(record, end=self._at)
-        if row is None and any(logged_name(str(key)) == "loss" for key in record):
+        if row is None and any(record_name(str(key)).name == "loss" for key in record):
             self.faults.add("missing-step", self._line, printable(text, limit=60))
         return row
 

@@ -14,8 +14,8 @@ from validator.ingest.derived import Derived, clocks, with_derived
 from validator.ingest.read_log import FaultLog
 from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import contract_values
+from validator.model.logged_names import STEP_KEYS, logged_name, plain_key, record_name, step_key
 from validator.model.pattern import parse_number
-from validator.model.readers import STEP_KEYS, logged_name, plain_key
 from validator.model.result import Floats, Steps
 
 MAX_KEYS = 512
@@ -90,8 +90,7 @@ def record_row(record: Mapping[str, object], *, end: int, fallback: str | None =
         fallback: the logger's own count, which is the step where the trainer logs none.
     """
     flat = dict(_leaves(record, ""))
-    keys = {plain_key(key): key for key in reversed(flat)}
-    found = next((keys[name] for name in STEP_KEYS if name in keys), None)
+    found = step_key(flat)
     key = found if found is not None else fallback
     step = None if key is None else as_number(flat.get(key))
     if key is None or step is None or not abs(step) < MAX_STEP or step != int(step):
@@ -120,8 +119,8 @@ def _leaves(record: Mapping[str, object], prefix: str, depth: int = 0) -> Iterat
 def live_values(row: LoggedRow, names: Mapping[str, str]) -> dict[str, float]:
     """A row's numbers by the contract's names; `names` are those that the runbook gives, key to series."""
     values: dict[str, float] = {}
-    for raw, value in row.values.items():
-        values.setdefault(names.get(raw) or logged_name(raw), value)
+    for raw in sorted(row.values, key=lambda raw: record_name(raw).doubt):
+        values.setdefault(names.get(raw) or record_name(raw).name, row.values[raw])
     return contract_values(values)
 
 
@@ -163,8 +162,12 @@ class LoggedColumns:
 
         found: dict[str, Column] = {}
         raw_of: dict[str, str] = {}
-        for raw, (steps, values, times) in sorted(self.columns.items(), key=lambda one: one[0] not in names):
-            name = names.get(raw) or logged_name(raw)
+        for raw in sorted(self.columns, key=lambda raw: (raw not in names, record_name(raw).doubt)):
+            steps, values, times = self.columns[raw]
+            meant = record_name(raw)
+            name = names.get(raw) or meant.name
+            if meant.doubt and raw not in names and name in found:
+                name = logged_name(raw)
             at, numbers = np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
             news = _without_repeats(at, numbers)
             kept = news[rising(at[news], news, (), once)]

@@ -1,0 +1,46 @@
+"""What is said of a loss that a watched trainer prints and that no reader takes for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.validator.init.test_draft import watched
+from validator.ingest import collect_dir
+from validator.init.draft import draft
+from validator.init.reading import TrialReading, unread_loss
+from validator.kinds.registry import loads
+from validator.model.metrics import TrainerMetrics
+
+
+def as_read(folder: Path, line: str, **metrics: str) -> TrialReading:
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "stdout.log").write_text("".join(line.format(i=i) + "\n" for i in range(1, 40)))
+    return TrialReading(metrics, "it", collect_dir(folder, metrics=TrainerMetrics.model_validate(metrics)))
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{{"step": {i}, "objective/loss": 3.{i:02}, "tokens_per_sec": 90}}', "objective/loss"),
+        ('{{"step": {i}, "critic": {{"q_loss": NaN}}, "tokens_per_sec": 90}}', "q_loss"),
+        ('{{"step": {i}, "tokens_per_sec": 90}}\n|  policy_gradient_loss    | -0.01 |', "policy_gradient_loss"),
+        ('{{"step": {i}, "val_loss": 3.1, "eval/loss": 3.1, "tokens_per_sec": 90}}', ""),
+        ('{{"step": {i}, "loss_scale": 65536, "tokens_per_sec": 90}}\nlossless 3, packet loss 0.1 %', ""),
+        ('{{"step": {i}, "loss": 3.1, "aux_loss": 1.0, "tokens_per_sec": 90}}', ""),
+    ],
+)
+def test_a_loss_that_is_not_read_is_named_with_the_way_to_read_it(line: str, key: str, tmp_path: Path) -> None:
+    """`no_loss: true` had been written in silence, and a diverging loss was GO."""
+    found = as_read(tmp_path, line, reader="records")
+    said = unread_loss(found, tmp_path)
+    assert said.split(" is read as no loss")[0] == key
+    text = draft(replace(watched("t.py", found), unread=said), name="made", base=Path("/"))
+    assert ("one is not read" in text) is bool(key)
+    assert ("no_loss" in text) is not found.has_loss
+    if key:
+        pattern = said.split("stdout: '")[1].removesuffix("'")
+        assert as_read(tmp_path, line, reader="records", stdout=pattern).has_loss
+        assert loads(text).trainer.metrics.no_loss

@@ -1,0 +1,223 @@
+"""The names under which loggers write what the contract calls otherwise, for files and for printed records alike.
+
+`-` and blanks count as `_`, capitals as small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+_LOGGED: Mapping[str, tuple[str, ...]] = {
+    "loss": (
+        "train/loss",
+        "loss/train",
+        "train_loss",
+        "train/train_loss",
+        "training_loss",
+        "training/loss",
+        "train/loss_step",
+        "train_loss_step",
+        "loss_step",
+        "loss_train",
+        "loss_metrics/global_avg_loss",
+        "lm_loss",
+        "reduced_train_loss",
+        "train/lm_loss",
+        "train/total_loss",
+        "loss/train/total",
+    ),
+    "lr": ("learning_rate", "train/learning_rate", "train/lr", "lr/train", "learning_rate/train"),
+    "grad_norm": ("train/grad_norm", "gradient_norm", "train/gradient_norm", "train/gnorm", "gnorm", "grad_norm/total"),
+    "val_loss": ("val/loss", "loss/val", "eval/loss", "eval_loss", "validation_loss", "validation/loss", "valid/loss"),
+    "toks_per_s": (
+        "tokens_per_s",
+        "tokens_per_sec",
+        "tokens_per_second",
+        "tok_per_s",
+        "tok/s",
+        "toks/s",
+        "tokens/s",
+        "tokens/sec",
+        "train/toks_per_s",
+        "train/tok_per_s",
+        "train/tokens_per_sec",
+        "train/tokens_per_second",
+        "throughput/tokens_per_sec",
+        "throughput_tokens_per_sec",
+        "perf/tokens_per_sec",
+    ),
+    "toks_per_s_per_rank": (
+        "throughput(tps)",
+        "throughput/device/tokens_per_sec",
+        "tokens_per_sec_per_gpu",
+        "tokens_per_second_per_gpu",
+        "train/tokens_per_second_per_gpu",
+        "tgs",
+    ),
+    "step_time_s": (
+        "dt",
+        "train/dt",
+        "dt_s",
+        "iter_dt",
+        "step_s",
+        "sec_per_step",
+        "seconds_per_step",
+        "s/it",
+        "s/step",
+        "time_per_step",
+        "time/step",
+        "iteration_time",
+        "iter_time",
+        "train/iter_time",
+        "step_time",
+        "train/step_time",
+        "train/step_time_s",
+        "perf/step_time",
+        "time_metrics/end_to_end(s)",
+        "train_step_timing_in_s",
+        "train_step_timing",
+    ),
+    "step_time_ms": (
+        "dt_ms",
+        "train/dt_ms",
+        "step_ms",
+        "iter_ms",
+        "iter_time_ms",
+        "train/step_time_ms",
+        "ms_per_step",
+        "ms/step",
+        "time_per_step_ms",
+    ),
+    "steps_per_s": ("steps_per_sec", "steps_per_second", "steps/s", "steps/sec", "it/s", "its/s", "it_per_s"),
+    "samples_per_s": ("samples_per_sec", "samples/sec", "samples_per_second", "throughput/samples_per_sec"),
+    "elapsed_s": (
+        "_runtime",
+        "elapsed",
+        "elapsed_time",
+        "time_elapsed",
+        "time/elapsed",
+        "train/elapsed_time",
+        "total_time",
+    ),
+    "timestamp": ("_timestamp", "ts", "date", "datetime", "asctime", "created_at", "wall_time", "unix_time"),
+    "tokens_seen": (
+        "num_input_tokens_seen",
+        "train/num_input_tokens_seen",
+        "total_tokens",
+        "train/tokens_seen",
+        "num_tokens",
+    ),
+    "epoch": ("train/epoch", "trainer/epoch"),
+}
+"""`dt` and its like are a step's own time, `elapsed` and its like run since the start, and `time` may be either: how
+the values grow decides (`clocks` of `validator.ingest.derived`), and the validator's clock whether seconds or
+milliseconds are meant. Running means (`avg_…`, `train_samples_per_second` of a whole run) are in none of these rows:
+they are no rates."""
+
+_MEANT = {other: name for name, others in _LOGGED.items() for other in others}
+
+_LESS_CERTAIN: Mapping[str, tuple[str, ...]] = {
+    "loss": ("total_loss", "step_loss"),
+    "toks_per_s": ("tps",),
+    "elapsed_s": ("runtime",),
+    "samples_per_s": ("seq/s",),
+}
+"""Names that count in a record which has no other of the same meaning."""
+
+_OF_TRAINING = (
+    r"(?:(?:metrics?|train(?:ing|er)?|perf(?:ormance)?|throughput|speed|timings?|logs?|scalars|stats|summary|results"
+    r"|values|progress)[/.]|metrics?_|(?:optim(?:izer|ization)?|opt)[/.](?=lr|learning|grad))"
+)
+"""What may stand before a name without changing what it means: neither `val/loss` nor `critic/loss` is the loss."""
+
+_BEFORE = re.compile(_OF_TRAINING)
+
+STEP_KEYS = (
+    "step",
+    "train/global_step",
+    "trainer/global_step",
+    "global_step",
+    "train/step",
+    "optimizer_step",
+    "current_steps",
+    "iteration",
+    "iter",
+    "training_steps",
+)
+"""Keys of a record that hold its step, the most certain first; capitals as small."""
+
+
+def plain_key(raw: str) -> str:
+    """A key as the tables above have it."""
+    return raw.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def logged_name(raw: str) -> str:
+    """The series that a logger's key means; of an unknown one a name for criteria, `val_acc` for `val/acc`."""
+    key = plain_key(raw)
+    name = _MEANT.get(key, key)
+    return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "value"
+
+
+class RecordName(NamedTuple):
+    """The series that a key of a record means, and how certain that is: 0 where the whole key is a known name."""
+
+    name: str
+    doubt: int
+
+
+@lru_cache(maxsize=4096)
+def record_name(raw: str) -> RecordName:
+    """What a key of a record means, `outer/inner` of a nested one: the whole key, or its last part behind words that
+    change nothing, as in `metrics/train/loss`."""
+    tables = (_MEANT, {other: name for name, others in _LESS_CERTAIN.items() for other in others})
+    first, *inner = _without_prefixes(plain_key(raw))
+    for doubt, (keys, table) in enumerate((one, table) for table in tables for one in ((first,), inner)):
+        for key in keys:
+            if key in table or key in _LOGGED:
+                return RecordName(table.get(key, key), doubt)
+    return RecordName(logged_name(raw), 0)
+
+
+def step_key(keys: Iterable[str]) -> str | None:
+    """The key that holds a record's step; None where it has none."""
+    whole: dict[str, str] = {}
+    inner: dict[str, str] = {}
+    for raw in keys:
+        first, *others = _without_prefixes(plain_key(raw))
+        whole.setdefault(first, raw)
+        for name in others:
+            inner.setdefault(name, raw)
+    return next((found[name] for found in (whole, inner) for name in STEP_KEYS if name in found), None)
+
+
+def _without_prefixes(key: str) -> Iterator[str]:
+    """The key, and what is left of it without the words that change nothing, one after the other."""
+    yield key
+    while found := _BEFORE.match(key):
+        key = key[found.end() :]
+        yield key
+
+
+def key_pattern(name: str, *, certain: bool = True) -> str:
+    """A regular expression for every key of a record that means a series; those that are less certain by themselves."""
+    names = (name, *_LOGGED.get(name, ())) if certain else _LESS_CERTAIN[name]
+    return _spelled(names)
+
+
+def step_pattern(*, whole: bool) -> str:
+    """The same for the keys of its step: that of the `whole` training, or any other."""
+    names = [key for key in STEP_KEYS if key.endswith("global_step") == whole]
+    return _spelled([*names, *(f"{key}s" for key in names if whole)])
+
+
+def _spelled(names: Sequence[str]) -> str:
+    every = set(names)
+    needed = (
+        name for name in names if every.isdisjoint([*_without_prefixes(name)][1:])
+    )  # the others follow from what precedes
+    texts = (re.escape(name).replace("_", "[_ -]") for name in needed)
+    return f"{_OF_TRAINING}*(?:{'|'.join(texts)})"
