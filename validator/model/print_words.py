@@ -199,10 +199,13 @@ BARS: tuple[Recipe, ...] = (
 
 
 _EVALUATION_KEY = (
-    r"[\"'](?:[\w .-]{0,40}[/._ -])?(?:eval(?:uation)?|val(?:id(?:ation)?)?|test|dev)(?:[/._ -][\w ./-]{0,40})?"
+    r"[\"'](?=[\w ./-]{0,80}[\"']: ?\{)"
+    r"(?:[\w ./-]{0,40}[/._ -])?(?:eval(?:uation)?|val(?:id(?:ation)?)?|test|dev)(?:[/._ -][\w ./-]{0,40})?"
     r"[\"']: ?\{"
 )
-_OUTSIDE_EVALUATION = rf"(?:[^\"']|{_EVALUATION_KEY}(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|(?!{_EVALUATION_KEY})[\"'])*?"
+_OUTSIDE_EVALUATION = (
+    rf"[^\"']*(?:(?:(?!{_EVALUATION_KEY})[\"']|{_EVALUATION_KEY}(?:[^{{}}]|\{{[^{{}}]*\}})*\}})[^\"']*)*?"
+)
 """Past any objects that are about an evaluation, in `{"step": 3, "eval": {"loss": 2.9}, "train": {"loss": 3.1}}`."""
 
 
