@@ -223,8 +223,11 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
     at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
     if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None
-    if (np.diff(at) == 1).sum() > len(at) // 2:
-        return None  # a stretch of slow steps is a level of its own
+    if _adjoin(at):  # a stretch of slow steps is a level of its own, and long pauses may stand out of it
+        extra = times[at] - usual[at]
+        at = at[extra >= extra.max() / 2]
+        if len(at) < _MIN_STALLS or _adjoin(at):
+            return None
     extra = times[at] - usual[at]
     lost = float(extra.sum() / times.sum())
     whole = _Stalls(at, extra, lost, int(steps[0]))
@@ -236,6 +239,11 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
         return None
     at, extra, slack = at[first], np.add.reduceat(extra, first), int(np.quantile(covered[at], 0.9))
     return replace(whole, at=at, extra_s=extra, slack=slack)
+
+
+def _adjoin(at: npt.NDArray[np.intp]) -> bool:
+    """Whether most of these rows follow one another."""
+    return bool((np.diff(at) == 1).sum() > len(at) // 2)
 
 
 def _regular(stalls: _Stalls, at: Steps) -> npt.NDArray[np.bool_] | None:

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
@@ -119,6 +120,13 @@ def test_pauses_that_no_printed_time_holds_are_seen_between_two_lines(tmp_path: 
     finding = of_run(tmp_path, steps=N)["periodic-stall"]
     assert "takes 9.01 s more every 40 steps (steps 40, 80, 120" in finding.message
     assert "between the arrival of two lines" in finding.message
+
+
+def test_pauses_stand_out_of_a_stretch_of_slow_steps(tmp_path: Path) -> None:
+    """Other programs slowed the first third of a run, and pauses every 40 steps that took 20 % of it were not named."""
+    noise = np.random.default_rng(0).uniform(1.2, 2.0, N)
+    seconds = [s * (noise[i - 1] if i < 90 else 1) + (8.0 if i % 20 == 0 else 0) for i, s in enumerate(times(), 1)]
+    assert "every 20 steps" in found(tmp_path, seconds)["periodic-stall"].message
 
 
 def test_pauses_that_cost_little_are_information(tmp_path: Path) -> None:
