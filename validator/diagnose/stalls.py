@@ -148,7 +148,7 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, Floats, str | N
         gaps = _without_delays(np.diff(seconds)[late])
         covered = np.diff(steps)[late].astype(np.float64)
         yield steps[1:][late], gaps, covered, None, ", between the heartbeats of two steps"
-    clock = clock_for(run.result, "")
+    clock = clock_for(run.result)
     if clock is not None and not run.evidence.resumed_s:  # what a printed time leaves out
         late = clock.steps[1:] > warmup
         gaps = _without_delays(np.diff(clock.seconds)[late])

@@ -89,7 +89,7 @@ class ClockComparison:
         return not whole and self.ratio < FITS[0] and self.agreeing >= _AGREEING
 
 
-def clock_for(result: Result, source: str) -> Clock | None:
+def clock_for(result: Result, source: str = "") -> Clock | None:
     """The validator's stamps of a file, or of the file with most of them; None where the run has none."""
     arrivals = result.evidence.arrivals
     steps, seconds = arrivals.get(source) or max(arrivals.values(), key=lambda one: len(one[0]), default=(None, None))

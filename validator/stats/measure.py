@@ -296,7 +296,7 @@ def measure(
         derived=derived,
         window_found=window,
         memories=tuple(run_memories(result.evidence, warmup_steps)),
-        falls_by_arrival=falls_by_arrival(clock_for(result, ""), after_step=window.after_step or 0),
+        falls_by_arrival=falls_by_arrival(clock_for(result), after_step=window.after_step or 0),
     )
 
 
