@@ -336,6 +336,42 @@ def test_a_trainer_that_wants_a_new_folder_gets_one(refusal: str, cli, workdir: 
     assert "{out}/trained" in (workdir / "my-train.yaml").read_text(encoding="utf-8")
 
 
+_ITS_OWN_FOLDER = """
+import argparse, os, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--max-steps", type=int, default=10**6)
+parser.add_argument("{folder}", default="out", dest="out")
+args = parser.parse_args()
+open("data/text.txt").read()
+os.makedirs(args.out, exist_ok=True)
+with open(args.out + "/metrics.csv", "w", buffering=1) as table:
+    table.write("epoch,step,train_loss\\n")
+    for step in range(args.max_steps):
+        time.sleep(0.02)
+        table.write(f"{{step // 50}},{{step}},{{3 / (step + 1) ** 0.3:.4f}}\\n")
+print("Epoch 8/-2 ━━━━━━━━━━━━━━━━━ 4/4 0:00:00 • 0:00:00 5.95it/s v_num: 2.000")
+print(29 * " " + "train_loss: 0.249")
+"""
+
+
+@pytest.mark.parametrize(("folder", "rc"), [("--out", 3), ("--where", 2)])
+def test_metrics_below_the_working_folder_are_found_by_the_setting_that_moves_them(
+    folder: str, rc: int, cli, workdir: Path
+) -> None:
+    """Lightning with rich prints one line at its end, and this trainer needs a file beside it: a run was NO-GO for 4 of
+    its steps, those of the last epoch."""
+    (workdir / "data").mkdir()
+    (workdir / "data" / "text.txt").write_text("text")
+    (workdir / "light.py").write_text(_ITS_OWN_FOLDER.format(folder=folder))
+    answer = cli("run", "--steps", "60", "--seconds", "12", "--", "python", "light.py")
+    assert answer.rc == rc, answer.out + answer.err
+    if rc == 3:
+        assert "watching it again with --out {out}" in answer.err
+        assert "step_time_s.mean <= ? s" in answer.out
+    else:
+        assert "it writes out/metrics.csv to its working folder" in " ".join(answer.err.split())
+
+
 def test_a_trainer_that_breaks_off_is_written_down_with_a_note(cli, workdir: Path) -> None:
     script = _write(workdir, "nanogpt")
     script.write_text(

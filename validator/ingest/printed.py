@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -114,6 +114,14 @@ class PrintedRows:
         """Whether the rows are those of a bar, which is drawn again with a later loss before its step moves on."""
         return "elapsed_s" in self.columns and not {"steps_total", "steps_per_epoch"}.isdisjoint(self.columns)
 
+    @property
+    def _begins_in_later_epoch(self) -> bool:
+        """Whether the first line says that epochs went before it: a bar that is drawn once, when all is over."""
+        if not {"epoch", "steps_per_epoch"} <= self.columns.keys():
+            return False
+        rows, epochs = self.columns["epoch"]
+        return rows[0] == 0 and epochs[0] >= 1
+
     @cached_property
     def _loss_names(self) -> tuple[str, ...]:
         return tuple(name for name in self.pattern.names if series_name(name) == "loss")
@@ -169,7 +177,8 @@ class PrintedRows:
         position[kept] = np.arange(len(kept))
         begins = ((before, group[place[row]]) for before, row in self.epochs)
         epochs = tuple((before, int(own[at])) for before, at in begins if position[at] >= 0)
-        self.places = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64), epochs)
+        found_at = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64), epochs)
+        self.places = replace(found_at, counted=len(kept) > 1 or not self._begins_in_later_epoch)
         found: dict[str, Column] = {}
         for name, (places, numbers) in columns.items():
             there = position[places] >= 0

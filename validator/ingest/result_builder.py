@@ -20,7 +20,7 @@ from validator.ingest.table import StepTable
 from validator.model.catalogue import METRICS
 from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.record import Outcome
-from validator.model.result import Floats, RunEvidence, RunTable, ScalarValue, Series, Steps
+from validator.model.result import Floats, PrintedPlaces, RunEvidence, RunTable, ScalarValue, Series, Steps
 from validator.model.runbook import TrainerMetrics
 
 
@@ -98,14 +98,20 @@ def first_arrival(arrivals: Mapping[str, Arrivals]) -> tuple[float, str] | None:
     return min(seen, default=None)
 
 
-def steps_done(series: Mapping[str, Series], heartbeat: Heartbeat | None) -> float | None:
-    """Optimizer steps that were finished: the highest step recorded anywhere.
+def steps_done(
+    series: Mapping[str, Series], heartbeat: Heartbeat | None, printed: PrintedPlaces | None = None
+) -> float | None:
+    """Optimizer steps that were finished: the highest step recorded anywhere, also in a line `printed` without a value.
 
     A trainer that counts from 0 shows it by a row for step 0, or by rows at the end of every so many steps (9, 19, 29);
     its count is one more than its last step. A rate at step 0 that is not positive says that nothing was done
     there, and with a heartbeat, which counts what was done, a loss at step 0 may be that of the initial model.
     """
     highest = [int(s.steps[-1]) for s in series.values() if s.steps.size]
+    if printed is not None and printed.steps.size:
+        highest.append(int(printed.steps[-1]))
+    if printed is not None and not printed.counted and heartbeat is None:
+        return None
     if heartbeat is not None:
         highest.append(heartbeat.last_step)
     if not highest:

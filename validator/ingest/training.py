@@ -192,7 +192,7 @@ def _derive(state: ResultBuilder) -> Asked:
     if own is not None and "toks_per_s" not in state.series and state.world_size is not None:
         state.series["toks_per_s"] = derived.series_from("toks_per_s", own, own.steps, own.values * state.world_size)
     first = state.heartbeats.get(min(state.heartbeats)) if state.heartbeats else None
-    asked = asked_of(state, derived.steps_done(state.series, first))
+    asked = asked_of(state, derived.steps_done(state.series, first, state.evidence.places))
     cut_behind(state, asked.last)
     if first is None and not {"toks_per_s", "step_time_s"} & state.series.keys():
         time_by_arrivals(state)

@@ -109,6 +109,14 @@ class TrainerCommand:
         words = tuple(_absolute(word, here) for word in self.words)
         return replace(self, launch=launch, words=words, in_own_folder=True)
 
+    def in_named_folder(self) -> TrainerCommand | None:
+        """The same command with a setting like `--out`, which may name its output folder; None where it has none."""
+        option = chosen_from(self.offered, "out", perhaps_file=True)
+        if option is None:
+            return None
+        further, setting = added(option, "out")
+        return replace(self, words=(*self.words, *further), ours=(*self.ours, setting))
+
     def in_new_folder(self) -> TrainerCommand:
         """The same command for a trainer that refuses an output folder which is there: one below it, which is not."""
 

@@ -288,15 +288,18 @@ def _plain(option: str) -> str:
     return option.lstrip("-").replace("_", "-").lower().removeprefix("no-")
 
 
-def chosen_from(offered: Iterable[str], what: What) -> str | None:
-    """The likeliest setting of this kind among those that a trainer offers; None where there is none."""
+def chosen_from(offered: Iterable[str], what: What, *, perhaps_file: bool = False) -> str | None:
+    """The likeliest setting of this kind among those that a trainer offers; None where there is none.
+
+    `perhaps_file`: also one like `--out`, which may name a file as well as a folder.
+    """
     names: dict[str, str] = {}
     every = list(offered)
     if what == "steps" and not _TIMESTEPS.isdisjoint(map(_last_part, every)):
         return None  # what else it offers, as the number of updates, is computed from that
     for option in every:
         bare = option.rstrip("=")
-        folder = what != "out" or re.search(r"(?:dir|folder)$", bare) is not None
+        folder = perhaps_file or what != "out" or re.search(r"(?:dir|folder)$", bare) is not None
         if meaning_of(bare) == what and folder and not _is_rollout(bare, every):
             names.setdefault(_setting_known(bare, what), option)
     return next((names[name] for name in _NAMES[what] if name in names), None)

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -141,6 +141,11 @@ class WatchedCommand:
             yield (
                 f"it writes the TensorBoard file {path}: write metrics: tensorboard, and let the trainer write it "
                 "below its output folder {out}"
+            )
+        elif (path := next(filter(_holds_metrics, self.outside), None)) is not None:
+            yield (
+                f"it writes {path} to its working folder, where other runs write too: give it a folder of its own, by "
+                'a setting of its command or by cwd: "{out}" under trainer, with absolute paths'
             )
 
     def notes(self) -> Iterator[str]:
@@ -286,17 +291,23 @@ def watch(
         writes_here = understood.folder is None and any(map(_holds_metrics, seen.outside)) and not seen.complete
         if not log.is_absolute() and not writes_here:
             return seen
-        note("it writes to its working folder; watching it again in a folder of its own")
-        try:
-            again = _watched(understood.in_its_folder(), seconds=seconds, gpus=gpus, to_its_end=to_its_end)
-        except CommandFailed:
-            return seen  # it needs what is beside it
-    better = again.reading is not None and (
-        seen.reading is None
-        or again.reading.order < seen.reading.order
-        or (log.is_absolute() and again.reading.order == seen.reading.order)
-    )
-    return again if better else seen
+        named = understood.in_named_folder() if writes_here else None
+        for other in filter(None, (named, understood.in_its_folder())):
+            how = "in a folder of its own" if other is not named else f"with {other.ours[-1].written}"
+            note(f"it writes to its working folder; watching it again {how}")
+            with suppress(CommandFailed):  # it needs what is beside it, or means something else by that setting
+                again = _watched(other, seconds=seconds, gpus=gpus, to_its_end=to_its_end)
+                if _is_better(again.reading, seen.reading, same_will_do=log.is_absolute()):
+                    return again
+    if writes_here and seen.reading is not None and seen.reading.rows < 2:
+        return replace(seen, reading=None)  # a line at the end is no record of a run: its metrics are elsewhere
+    return seen
+
+
+def _is_better(found: TrialReading | None, than: TrialReading | None, *, same_will_do: bool) -> bool:
+    if found is None or than is None:
+        return found is not None
+    return found.order < than.order or (same_will_do and found.order == than.order)
 
 
 def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: bool) -> WatchedCommand:

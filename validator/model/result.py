@@ -271,6 +271,7 @@ class PrintedPlaces:
     pause: `pauses` are steps before and after which the log names a validation, a checkpoint or the end of an epoch.
 
     `epochs` are those that follow one of a printed length: the steps done before each, and the step of its first row.
+    `counted`: whether the steps are those done since the start; not where one row of a later epoch is all there is.
     """
 
     steps: Steps
@@ -278,6 +279,7 @@ class PrintedPlaces:
     pauses: Steps
     path: str = ""
     epochs: tuple[tuple[int, int], ...] = ()
+    counted: bool = True
 
 
 @dataclass(frozen=True)

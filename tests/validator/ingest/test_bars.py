@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.validator.ingest.bars import (
+    START_S,
     Write,
     in_blocks,
     paused,
@@ -226,3 +227,22 @@ def test_a_run_in_progress_is_read_as_it_is_read_afterwards(tmp_path: Path) -> N
     assert one.steps.tolist() == other.steps.tolist()
     assert one.values.tolist() == other.values.tolist()
     assert one.clock == other.clock
+
+
+def test_a_bar_that_is_closed_late_has_done_all_its_steps(tmp_path: Path) -> None:
+    """What shows the last steps is seen when the model is saved and the bar closed: the row has no time that its clock
+    confirms, and a healthy run was NO-GO for 2 steps of 500."""
+
+    def bar(step: int, seconds: float) -> Write:
+        clock = f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
+        return START_S + seconds, f"\r{step // 6:3}%|####      | {step}/600 [{clock}<00:10, 10.26it/s]"
+
+    at = np.cumsum(times(600, each=0.0975))
+    made = [bar(step, float(at[step - 1])) for step in range(2, 600, 2)]
+    done, end = bar(600, float(at[599]))[1], START_S + float(at[599]) + 1.6
+    rest = "\nModel weights saved in out/model.safetensors\n" + bar(600, float(at[599]) + 1.6)[1] + "\n"
+    late = [(START_S, bar(0, 0.0)[1]), *made, (end, done + rest)]
+    record = record_of(watched(tmp_path / "run", late))
+    assert record.result is not None
+    assert record.result.scalars["steps.done"].value == 600
+    assert not [one for one in diagnose_run(record) if one.code == "ended-early"]

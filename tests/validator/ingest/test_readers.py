@@ -158,6 +158,7 @@ def test_lightnings_rich_bar_is_one_line_at_the_end(tmp_path: Path) -> None:
     shutil.copy(LOGGED / "lightning" / "rich.log", tmp_path / "logs" / "stdout.log")
     result = read(tmp_path, "lightning")
     assert result.series["loss"].values.tolist() == [0.217]
+    assert "steps.done" not in result.scalars, "5 of the third epoch: nothing says how many went before"
 
 
 PRINTED = {
