@@ -2,7 +2,8 @@
 
 Left to their first launches, the kernels of forward and backward compile one after the other on one core, and the
 first step of a run on a fresh machine takes half a minute. Here they compile side by side in child processes, as soon
-as the shapes are known, and are written to Triton's cache, where the first launches find them.
+as the shapes are known, and are written to Triton's cache, where the first launches find them. A mark beside them says
+that all are there: a later run of the same problem starts no children and wakes its GPU meanwhile instead.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
+import importlib.metadata
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +38,10 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 
 class WarmUp:
-    """A compilation in progress; `finish` waits for it."""
+    """A compilation in progress; `finish` waits for it, and leaves `mark` where all went well."""
 
-    def __init__(self, process: BaseProcess | None) -> None:
-        self._process = process
+    def __init__(self, process: BaseProcess | None, mark: Path | None = None) -> None:
+        self._process, self._mark = process, mark
 
     def finish(self, *, say: Callable[[str], None]) -> float:
         """Wait for the kernels; returns the seconds waited.
@@ -50,6 +55,9 @@ class WarmUp:
         if process.exitcode != 0:
             how = f"exit code {process.exitcode}" if process.exitcode is not None else f"no end after {LONGEST_S:.0f} s"
             say(f"[start] kernels were not all compiled ahead ({how}): they compile at their first launch")
+        elif self._mark is not None:
+            with contextlib.suppress(OSError):  # the next start then looks each kernel up again
+                self._mark.touch()
         self._stop(process)
         return time.perf_counter() - began
 
@@ -80,18 +88,81 @@ def _is_wanted(config: Config) -> bool:
     m = config.model
     if m.attention != "nsa" or m.prefill not in ("auto", "triton") or config.train.device == "cpu":
         return False
-    # A process that has used CUDA must not fork, and the other processes of a machine share one cache.
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if torch.version.cuda is None or used or os.environ.get("LOCAL_RANK", "0") != "0":
-        return False
-    from nsa.attention.dispatch import load_kernels
+    return torch.version.cuda is not None and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
-    return load_kernels() is not None
+
+def _capabilities() -> list[int]:
+    """Compute capabilities of this machine's GPUs, 90 for 9.0, by NVML: after the driver's answer, no fork."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    found, count, major, minor = set(), ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return []
+    for number in range(count.value):
+        device = ctypes.c_void_p()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
+            return []
+        if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
+            return []
+        found.add(major.value * 10 + minor.value)
+    return sorted(found)
+
+
+def _mark(config: Config) -> Path | None:
+    """The file that says, once it is there, that Triton's cache holds all that a run of `config` launches; None where
+    that cannot be known. It lies in the cache, and goes with it."""
+    gpus = _capabilities()
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if len(gpus) != 1:  # with several kinds, which one the run takes is not known yet
+        return None
+    made_of = hashlib.sha256(repr((kernel_shape(config), gpus, triton, torch.__version__)).encode())
+    for source in sorted((Path(__file__).parent / "kernels").rglob("*.py")):
+        made_of.update(source.read_bytes())
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    return cache / f"nsa-warm-{made_of.hexdigest()[:32]}"
+
+
+def _wake_device(number: int) -> None:
+    """Let the driver make the context that torch will use."""
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if not driver.cuInit(0) and not driver.cuDeviceGet(ctypes.byref(device), number):
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def _hash_triton() -> None:
+    """Triton's key of itself, which its first launch needs: a hash over all of its library."""
+    with contextlib.suppress(Exception):  # not there in every version, which then makes it later
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def start_warm_up(config: Config) -> WarmUp:
-    """Begin to compile what a run of `config` will launch. Call it before CUDA is used: processes are forked."""
+    """Begin to compile what a run of `config` will launch. Call it before CUDA is used: processes are forked.
+
+    Where nothing is left to compile, and in all processes of a machine but one, which share its cache, the GPU's
+    context is made beside the imports instead; these wait in the driver or read, and take nothing from Python.
+    """
     if not _is_wanted(config):
+        return WarmUp(None)
+    from nsa.attention.dispatch import load_kernels
+
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    mark = _mark(config)
+    if rank or (mark is not None and mark.exists()):
+        threading.Thread(target=_wake_device, args=(rank,), daemon=True, name="nsa-wake").start()
+        if load_kernels() is not None:
+            threading.Thread(target=_hash_triton, daemon=True, name="nsa-hash").start()
+        return WarmUp(None)
+    if load_kernels() is None:
         return WarmUp(None)
     from nsa.kernels.precompile import Shape
 
@@ -99,7 +170,7 @@ def start_warm_up(config: Config) -> WarmUp:
         target=_compile_all, args=(Shape(**kernel_shape(config)),), name="nsa-warm-up"
     )
     process.start()
-    return WarmUp(process)
+    return WarmUp(process, mark)
 
 
 def _die_with_parent() -> None:

@@ -56,7 +56,7 @@ def attention(
     ]  # fmt: skip
 
 
-@attention.register_fake
+@torch.library.register_fake("nsa::attention")
 def _(
     q: Tensor,
     k_cmp: Tensor,
@@ -107,7 +107,7 @@ def attention_output(
     return o
 
 
-@attention_output.register_fake
+@torch.library.register_fake("nsa::attention_output")
 def _(
     q: Tensor,
     k_cmp: Tensor,
@@ -151,7 +151,7 @@ def attention_backward(
     return [*grads, delta.to(gates.dtype) if gates.dtype != delta.dtype else delta]
 
 
-@attention_backward.register_fake
+@torch.library.register_fake("nsa::attention_backward")
 def _(
     do: Tensor,
     q: Tensor,
@@ -191,4 +191,9 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     return (*result, None, None, None, None)
 
 
-attention.register_autograd(_backward, setup_context=_setup_context)
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise NotImplementedError("nsa::attention_backward has no derivative: call backward without create_graph=True")
+
+
+torch.library.register_autograd("nsa::attention", _backward, setup_context=_setup_context)
+torch.library.register_autograd("nsa::attention_backward", _no_second_derivative)

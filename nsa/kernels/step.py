@@ -270,7 +270,7 @@ def decode_attention(
     return launch_attention(q, gates, streams, lengths, sizes, scale, processors=n_processors(q.device))
 
 
-@decode_attention.register_fake
+@torch.library.register_fake("nsa::decode_attention")
 def _(
     q: Tensor,
     gates: Tensor,
@@ -323,7 +323,7 @@ def decode_step(
     )  # fmt: skip
 
 
-@decode_step.register_fake
+@torch.library.register_fake("nsa::decode_step")
 def _(
     q: Tensor,
     gates: Tensor,

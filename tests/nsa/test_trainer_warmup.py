@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import signal
 import subprocess
@@ -69,6 +70,54 @@ def test_every_kernel_of_a_run_is_compiled_before_its_first_step(tmp_path: Path)
     from nsa.kernels.precompile import Shape, record
 
     assert compiled == {one.kernel.__name__ for one in record(Shape(**kernel_shape(Config())))}
+
+
+MARKED = """
+import os, sys, threading
+import torch
+import nsa.warmup as warmup
+from nsa.config import Config
+
+torch.version.cuda = "12.9"
+warmup._capabilities = lambda: [int(one) for one in sys.argv[1].split(",")]
+warmup.multiprocessing.get_context = lambda how: type("Context", (), {"Process": Child})
+woken = []
+warmup._wake_device, warmup._hash_triton = woken.append, lambda: woken.append("hash")
+
+class Child:
+    exitcode = int(sys.argv[2])
+    def __init__(self, **_): print("compiles")
+    def start(self): pass
+    def join(self, *_): pass
+    def is_alive(self): return False
+    def close(self): pass
+
+waited = warmup.start_warm_up(Config()).finish(say=lambda text: None)
+for thread in threading.enumerate():
+    if thread.name.startswith("nsa-"): thread.join()
+print(woken)
+"""
+
+
+def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(tmp_path: Path) -> None:
+    """Two of the ten seconds of a start went into finding that nothing was left to compile."""
+
+    def start(gpus: str = "90", code: int = 0, **changes: str) -> str:
+        env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")} | changes
+        command = [sys.executable, "-c", MARKED, gpus, str(code)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    compiles, woken = "compiles\n[]\n", "[0, 'hash']\n"
+    (tmp_path / "cache").mkdir()
+    assert start(code=1) == compiles, "what failed leaves no mark"
+    assert start() == compiles
+    assert start() == woken
+    assert start(gpus="80") == compiles, "another GPU"
+    assert start(gpus="80,90") == compiles, "two kinds, of which the run takes one that is not known yet"
+    assert start(LOCAL_RANK="1") == "[1, 'hash']\n"
+    for one in (tmp_path / "cache").iterdir():
+        one.unlink()
+    assert start() == compiles
 
 
 def test_a_kernel_that_does_not_compile_is_said_and_left_to_its_launch(tmp_path: Path) -> None:
