@@ -12,22 +12,26 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from nsa.config import Config
 
 if TYPE_CHECKING:
+    from nsa.kernels.hopper.program import Constants
     from nsa.kernels.precompile import Launch, Shape
 
 __all__ = ["WarmUp", "kernel_shape", "start_warm_up"]
@@ -38,19 +42,24 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 
 class WarmUp:
-    """A compilation in progress; `finish` waits for it, and leaves `mark` where all went well."""
+    """A compilation in progress; `finish` waits for it, and leaves `mark` where all went well. `others` are threads."""
 
-    def __init__(self, process: BaseProcess | None, mark: Path | None = None) -> None:
-        self._process, self._mark = process, mark
+    def __init__(
+        self, process: BaseProcess | None, mark: Path | None = None, others: Sequence[threading.Thread] = ()
+    ) -> None:
+        self._process, self._mark, self._others = process, mark, others
 
     def finish(self, *, say: Callable[[str], None]) -> float:
         """Wait for the kernels; returns the seconds waited.
 
         A kernel that could not be compiled is reported through `say`, not raised: its first launch compiles it.
         """
+        began = time.perf_counter()
+        for thread in self._others:  # what they still did would spoil the recording of a CUDA graph
+            thread.join(LONGEST_S)
         if self._process is None:
-            return 0.0
-        began, process, self._process = time.perf_counter(), self._process, None
+            return time.perf_counter() - began if self._others else 0.0
+        process, self._process = self._process, None
         process.join(LONGEST_S)
         if process.exitcode != 0:
             how = f"exit code {process.exitcode}" if process.exitcode is not None else f"no end after {LONGEST_S:.0f} s"
@@ -113,16 +122,17 @@ def _capabilities() -> list[int]:
 def _mark(config: Config) -> Path | None:
     """The file that says, once it is there, that Triton's cache holds all that a run of `config` launches; None where
     that cannot be known. It lies in the cache, and goes with it."""
-    gpus = _capabilities()
+    gpus, asked = _capabilities(), os.environ.get("HOPPER_KERNELS")
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return None
     if len(gpus) != 1:  # with several kinds, which one the run takes is not known yet
         return None
-    made_of = hashlib.sha256(repr((kernel_shape(config), gpus, triton, torch.__version__)).encode())
-    for source in sorted((Path(__file__).parent / "kernels").rglob("*.py")):
-        made_of.update(source.read_bytes())
+    made_of = hashlib.sha256(repr((kernel_shape(config), gpus, triton, torch.__version__, asked)).encode())
+    for source in sorted((Path(__file__).parent / "kernels").rglob("*.*")):
+        if source.suffix in (".py", ".cu", ".cuh"):
+            made_of.update(source.read_bytes())
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     cache = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
     return cache / f"nsa-warm-{made_of.hexdigest()[:32]}"
@@ -137,19 +147,31 @@ def _wake_device(number: int) -> None:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-def _hash_triton() -> None:
-    """Triton's key of itself, which its first launch needs: a hash over all of its library."""
-    with contextlib.suppress(Exception):  # not there in every version, which then makes it later
+def _prepare_first_step(number: int) -> None:
+    """Let what a first step waits for come earlier, while the model is drawn: Triton's key of itself, a hash over all
+    of its library; imports; and code that CUDA loads when it is first called, here for numbers of no meaning."""
+    with contextlib.suppress(Exception):  # whatever fails here fails again where it can be understood
         from triton.runtime.cache import triton_key
 
         triton_key()
+        importlib.import_module("triton.experimental.gluon")  # not in every version
+    with contextlib.suppress(Exception):
+        from nsa.kernels import nvrtc
+
+        nvrtc.missing()
+        x = torch.ones(64, 64, device=f"cuda:{number}", dtype=torch.bfloat16, requires_grad=True)
+        half = F.rms_norm(F.silu(x @ x), (64,)).float() * torch.cos(x).sigmoid()
+        F.cross_entropy(half, torch.zeros(64, dtype=torch.int64, device=x.device)).backward()
+        assert x.grad is not None
+        nn.utils.clip_grad_norm_([x], 1.0)
+        torch.topk(torch.where(half > 0, half, 0).mean(0), 4)
 
 
 def start_warm_up(config: Config) -> WarmUp:
     """Begin to compile what a run of `config` will launch. Call it before CUDA is used: processes are forked.
 
-    Where nothing is left to compile, and in all processes of a machine but one, which share its cache, the GPU's
-    context is made beside the imports instead; these wait in the driver or read, and take nothing from Python.
+    Where nothing is left to compile, and in all processes of a machine but one, which share its cache, threads wake the
+    GPU beside the imports, and run what a step runs beside the making of the model. They draw no random numbers.
     """
     if not _is_wanted(config):
         return WarmUp(None)
@@ -159,9 +181,11 @@ def start_warm_up(config: Config) -> WarmUp:
     mark = _mark(config)
     if rank or (mark is not None and mark.exists()):
         threading.Thread(target=_wake_device, args=(rank,), daemon=True, name="nsa-wake").start()
-        if load_kernels() is not None:
-            threading.Thread(target=_hash_triton, daemon=True, name="nsa-hash").start()
-        return WarmUp(None)
+        if load_kernels() is None:
+            return WarmUp(None)
+        prepares = threading.Thread(target=_prepare_first_step, args=(rank,), daemon=True, name="nsa-prepare")
+        prepares.start()
+        return WarmUp(None, others=(prepares,))
     if load_kernels() is None:
         return WarmUp(None)
     from nsa.kernels.precompile import Shape
@@ -194,7 +218,8 @@ def _capability() -> int | None:
     return major.value * 10 + minor.value
 
 
-_pending: list[Launch] = []  # launches hold kernels, which do not pickle: workers inherit them and are handed positions
+# Launches hold kernels, which do not pickle: workers inherit them and are handed positions.
+_pending: list[Launch | tuple[str, Constants]] = []
 _target = 0
 
 
@@ -202,18 +227,20 @@ def _compile_all(shape: Shape) -> None:
     """In the child: record the launches, compile them in its own pool."""
     from dataclasses import replace
 
-    from nsa.kernels.precompile import record
+    from nsa.kernels.precompile import hopper_sources, record
 
     global _pending, _target
     _die_with_parent()
     capability = _capability()
     if capability is None or capability < 80:
         return
-    launches = record(replace(shape, capability=capability))
+    shape = replace(shape, capability=capability)
+    launches, sources = record(shape), hopper_sources(shape)
     # The same kernel with the same constants may be launched in several places.
     distinct = {repr(_constants(one)): one for one in launches}
     # Those with the most arguments take longest: first, so that none is left alone at the end.
-    _pending, _target = sorted(distinct.values(), key=lambda one: -len(one.arguments)), capability
+    _pending = [*sources, *sorted(distinct.values(), key=lambda one: -len(one.arguments))]
+    _target = capability
     workers = min(len(os.sched_getaffinity(0)), len(_pending))
     with multiprocessing.get_context("fork").Pool(workers, initializer=_open_worker) as pool:
         failed = sum(not ok for ok in pool.imap_unordered(_compile_at, range(len(_pending))))
@@ -263,6 +290,14 @@ def _constants(one: Launch) -> tuple[Any, ...]:
 
 def _compile_at(position: int) -> bool:
     one = _pending[position]
+    if isinstance(one, tuple):
+        from nsa.kernels.hopper.program import compiled as compile_source
+
+        try:
+            compile_source(*one)
+        except RuntimeError:
+            return False
+        return True
     arguments = [one.arguments[name] for name in one.kernel.arg_names]
     try:
         compiled = one.kernel.warmup(*arguments, grid=one.grid, **one.options)

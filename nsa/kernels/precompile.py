@@ -24,11 +24,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from nsa.kernels import launch, launch_backward, step
-from nsa.kernels.config import Tiles, choose_tiles, split_head_dim
+from nsa.kernels import launch, launch_backward, nvrtc, step
+from nsa.kernels.config import Tiles, choose_tiles, hopper_asked, split_head_dim
 from nsa.kernels.decode_plan import Plan
 from nsa.kernels.hopper import launch as hopper
 from nsa.kernels.hopper import window as hopper_window
+from nsa.kernels.hopper.combine import combine_sources
+from nsa.kernels.hopper.forward import forward_sources
+from nsa.kernels.hopper.program import Constants
 from nsa.kernels.problem import Problem
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "Resources",
     "Shape",
     "compile_for",
+    "hopper_sources",
     "record",
     "record_decode",
     "resources",
@@ -110,8 +114,8 @@ def _beside_hopper(p: Problem) -> Iterator[None]:
         yield
 
 
-def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
-    """All launches of a forward pass, and of a forward and backward pass; ``tiles`` overrides the table."""
+def _problem(shape: Shape, tiles: Tiles | None) -> tuple[Problem, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """The problem, and its queries, keys and values without memory."""
     dims = split_head_dim(shape.Dk, shape.Dv)
 
     def meta(*size: int) -> torch.Tensor:
@@ -121,13 +125,27 @@ def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
     q = meta(B, S, H, dims.dk)
     k = [meta(B, S, G, dims.dk) for _ in range(3)]
     v = [meta(B, S, G, dims.dv) for _ in range(3)]
-    gates = torch.empty(B, S, H, 3, dtype=torch.float32, device="meta")
     # A real scale: to some versions of Triton a 1.0 is a constant, and the kernel another one.
     p = Problem.of(q, k[1], v[1], sizes=shape.sizes, scale=shape.Dk**-0.5, deterministic=False)
     tiles = tiles or choose_tiles(dims, itemsize=q.element_size(), hopper=shape.capability >= 90)
     p = replace(p, tiles=tiles, n_processors=132 if shape.capability >= 90 else 108)
-    if shape.capability != 90:
-        p = replace(p, span=S)
+    return (p if shape.capability == 90 else replace(p, span=S)), q, k, v
+
+
+def hopper_sources(shape: Shape) -> list[tuple[str, Constants]]:
+    """Sources, with their constants, of the kernels of :mod:`nsa.kernels.hopper` that a problem takes, if they are
+    asked for and can be compiled."""
+    if shape.capability != 90 or not hopper_asked() or nvrtc.missing():
+        return []
+    p = _problem(shape, None)[0]
+    forward = list(forward_sources(p))
+    return [*forward, *(combine_sources(p) if forward else ()), *hopper.backward_sources(p)]
+
+
+def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
+    """All launches of a forward pass, and of a forward and backward pass; ``tiles`` overrides the table."""
+    p, q, k, v = _problem(shape, tiles)
+    gates = torch.empty(*q.shape[:3], 3, dtype=torch.float32, device="meta")
     launches: list[Launch] = []
     with _recorder(launches):
         kc, vc = launch.compress(k[0], p), launch.compress(v[0], p)

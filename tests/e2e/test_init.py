@@ -344,11 +344,13 @@ parser.add_argument("{folder}", default="out", dest="out")
 args = parser.parse_args()
 open("data/text.txt").read()
 os.makedirs(args.out, exist_ok=True)
-with open(args.out + "/metrics.csv", "w", buffering=1) as table:
+with open(args.out + "/metrics.csv", "w") as table:
     table.write("epoch,step,train_loss\\n")
     for step in range(args.max_steps):
         time.sleep(0.02)
         table.write(f"{{step // 50}},{{step}},{{3 / (step + 1) ** 0.3:.4f}}\\n")
+        if step % 100 == 99:
+            table.flush()
 print("Epoch 8/-2 ━━━━━━━━━━━━━━━━━ 4/4 0:00:00 • 0:00:00 5.95it/s v_num: 2.000")
 print(29 * " " + "train_loss: 0.249")
 """

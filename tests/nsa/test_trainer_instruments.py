@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import nsa
 from nsa.attention.spans import set_spans, span, spans_enabled
 from nsa.instruments import Instruments
 from nsa.model import LanguageModel
@@ -144,6 +145,13 @@ def test_a_short_run_is_traced_as_far_as_it_goes(tmp_path: Path, train: Train) -
 )
 def test_backends_by_name(names: set[str], backend: str) -> None:
     assert backend_of(names) == backend
+
+
+def test_every_kernel_of_hopper_is_known_by_the_name_of_its_source() -> None:
+    """With HOPPER_KERNELS=1 the audit said `none` of the branches that they run."""
+    sources = sorted((Path(nsa.__file__ or "").parent / "kernels" / "hopper").glob("*.cu"))
+    assert len(sources) >= 7
+    assert {backend_of({source.stem, "zero_kernel"}) for source in sources} == {"hopper"}
 
 
 def test_interval_arithmetic() -> None:

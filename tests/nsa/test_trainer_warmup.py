@@ -82,7 +82,7 @@ torch.version.cuda = "12.9"
 warmup._capabilities = lambda: [int(one) for one in sys.argv[1].split(",")]
 warmup.multiprocessing.get_context = lambda how: type("Context", (), {"Process": Child})
 woken = []
-warmup._wake_device, warmup._hash_triton = woken.append, lambda: woken.append("hash")
+warmup._wake_device = warmup._prepare_first_step = woken.append
 
 class Child:
     exitcode = int(sys.argv[2])
@@ -107,14 +107,14 @@ def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(tmp_path:
         command = [sys.executable, "-c", MARKED, gpus, str(code)]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
 
-    compiles, woken = "compiles\n[]\n", "[0, 'hash']\n"
+    compiles, woken = "compiles\n[]\n", "[0, 0]\n"
     (tmp_path / "cache").mkdir()
     assert start(code=1) == compiles, "what failed leaves no mark"
     assert start() == compiles
     assert start() == woken
     assert start(gpus="80") == compiles, "another GPU"
     assert start(gpus="80,90") == compiles, "two kinds, of which the run takes one that is not known yet"
-    assert start(LOCAL_RANK="1") == "[1, 'hash']\n"
+    assert start(LOCAL_RANK="1") == "[1, 1]\n"
     for one in (tmp_path / "cache").iterdir():
         one.unlink()
     assert start() == compiles

@@ -291,6 +291,8 @@ def watch(
         writes_here = understood.folder is None and any(map(_holds_metrics, seen.outside)) and not seen.complete
         if not log.is_absolute() and not writes_here:
             return seen
+        if writes_here and seen.reading is not None and seen.reading.rows < 2:
+            seen = replace(seen, reading=None)  # a line at the end is no record of a run: its metrics are elsewhere
         named = understood.in_named_folder() if writes_here else None
         for other in filter(None, (named, understood.in_its_folder())):
             how = "in a folder of its own" if other is not named else f"with {other.ours[-1].written}"
@@ -299,8 +301,6 @@ def watch(
                 again = _watched(other, seconds=seconds, gpus=gpus, to_its_end=to_its_end)
                 if _is_better(again.reading, seen.reading, same_will_do=log.is_absolute()):
                     return again
-    if writes_here and seen.reading is not None and seen.reading.rows < 2:
-        return replace(seen, reading=None)  # a line at the end is no record of a run: its metrics are elsewhere
     return seen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from nsa.kernels.config import WGMMA_HEAD_DIMS
 from nsa.kernels.hopper.program import Constants, launch, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, ceil_div
 
-__all__ = ["combine", "why_no_combine"]
+__all__ = ["combine", "combine_sources", "why_no_combine"]
 
 _NAME, _BLOCK = "combine", 64
 _LEAST_ROWS = 48
@@ -60,6 +61,12 @@ def combine_served(p: Problem) -> str | None:
     if p.l_sel != _BLOCK or p.n_top > 16 or rows < _LEAST_ROWS:
         return "sizes"
     return None if p.dims.dk >= _LEAST_KEY_DIM else "narrow"
+
+
+def combine_sources(p: Problem) -> Iterator[tuple[str, Constants]]:
+    """This module's source, with its constants, if a problem takes it."""
+    if combine_served(p) is None:
+        yield _NAME, _constants(p)[0]
 
 
 def why_no_combine(streams: tuple[Tensor, ...], p: Problem) -> str | None:

@@ -4,6 +4,7 @@ this folder."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from nsa.kernels.config import WGMMA_HEAD_DIMS
 from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, capability, ceil_div
 
-__all__ = ["attend", "compressed", "select", "why_no_attend", "why_no_forward", "why_no_select"]
+__all__ = ["attend", "compressed", "forward_sources", "select", "why_no_attend", "why_no_forward", "why_no_select"]
 
 _DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
@@ -144,6 +145,16 @@ def forward_served(p: Problem) -> str | None:
     if p.hpg > 128:
         return "sizes"
     return None if p.n_cmp else "no_keys"
+
+
+def forward_sources(p: Problem) -> Iterator[tuple[str, Constants]]:
+    """Sources, with their constants, of the kernels of this module that a problem takes."""
+    if forward_served(p) is None:
+        yield _DENSE, _dense_constants(p)[0]
+        if select_served(p) is None:
+            yield _SCORES, _scores_constants(p)[0]
+        if attend_served(p) is None:
+            yield _GATHER, _gather_constants(p)[0]
 
 
 def why_no_forward(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> str | None:

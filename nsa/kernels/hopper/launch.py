@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from nsa.kernels import nvrtc
 from nsa.kernels.config import FUSED, WGMMA_HEAD_DIMS, gathered_rows, gathers_by_wgmma
 from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.hopper.rows import rows_kernel
-from nsa.kernels.hopper.window import tile_tokens, window_run
+from nsa.kernels.hopper.window import tile_tokens, window_run, window_sources
 from nsa.kernels.problem import Problem, capability, ceil_div
 
-__all__ = ["HopperBackward", "Run", "scratch", "sums_queries", "why_no_gather", "why_no_wgmma"]
+__all__ = ["HopperBackward", "Run", "backward_sources", "scratch", "sums_queries", "why_no_gather", "why_no_wgmma"]
 
 _KEYS = 128
 _DENSE, _GATHER = "dense_backward", "gather_backward"
@@ -99,6 +99,15 @@ def gather_served(p: Problem) -> str | None:
     if not p.n_top:
         return "no_keys"
     return None if gathers_by_wgmma(p.dims, p.hpg, p.l_sel, p.dtype.itemsize) else "sizes"
+
+
+def backward_sources(p: Problem) -> Iterator[tuple[str, Constants]]:
+    """Sources, with their constants, of the kernels of the backward pass that a problem takes."""
+    if dense_served(p) is None:
+        yield _DENSE, _dense_constants(p)[0]
+        if gather_served(p) is None:
+            yield _GATHER, _gather_constants(p)[0]
+        yield from window_sources(p)
 
 
 def why_no_wgmma(q: Tensor, kc: Tensor, vc: Tensor, do: Tensor, p: Problem) -> str | None:

@@ -16,7 +16,17 @@ from torch import Tensor
 from nsa.kernels import nvrtc
 from nsa.kernels.hopper.products import products
 
-__all__ = ["Constants", "function", "launch", "pointers", "source", "strided", "tensor_map", "why_not_built"]
+__all__ = [
+    "Constants",
+    "compiled",
+    "function",
+    "launch",
+    "pointers",
+    "source",
+    "strided",
+    "tensor_map",
+    "why_not_built",
+]
 
 Constants = tuple[tuple[str, int], ...]
 """What a source has for its names in capitals."""
@@ -39,6 +49,16 @@ def source(name: str, constants: Constants) -> str:
     return defined + instructions + products(widths, half=bool(of["HALF"])) + shared + kernel
 
 
+def compiled(name: str, constants: Constants) -> bytes:
+    """Machine code of a kernel; from the disk if it was made before, which needs no GPU.
+
+    Raises:
+        RuntimeError: it cannot be compiled.
+    """
+    options = ["--gpu-architecture=sm_90a", "--std=c++17"]
+    return nvrtc.compile_cubin(source(name, constants), options, name=f"{name}.cu")
+
+
 @functools.lru_cache(maxsize=64)
 def function(name: str, constants: Constants, shared_bytes: int, device: int) -> Any:
     """A kernel on a device, which must be the current one.
@@ -48,9 +68,8 @@ def function(name: str, constants: Constants, shared_bytes: int, device: int) ->
     """
     from cuda.bindings import driver
 
-    options = ["--gpu-architecture=sm_90a", "--std=c++17"]
-    cubin = nvrtc.compile_cubin(source(name, constants), options, name=f"{name}.cu")
-    handle = nvrtc.check(driver.cuModuleGetFunction(nvrtc.check(driver.cuModuleLoadData(cubin)), name.encode()))
+    module = nvrtc.check(driver.cuModuleLoadData(compiled(name, constants)))
+    handle = nvrtc.check(driver.cuModuleGetFunction(module, name.encode()))
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     nvrtc.check(driver.cuFuncSetAttribute(handle, attribute, shared_bytes))
     return handle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, ceil_div
 
-__all__ = ["tile_tokens", "why_no_window", "window_run", "window_served"]
+__all__ = ["tile_tokens", "why_no_window", "window_run", "window_served", "window_sources"]
 
 _NAME, _KEYS, _BLOCK = "window_backward", 128, 64
 _STAGES = 2
@@ -67,6 +67,12 @@ def window_served(p: Problem) -> str | None:
     if p.dims.dk > 192:
         return "head_dim"
     return "sizes" if p.l_sel != _BLOCK else None
+
+
+def window_sources(p: Problem) -> Iterator[tuple[str, Constants]]:
+    """This module's source, with its constants, if a problem takes it."""
+    if window_served(p) is None:
+        yield _NAME, _constants(p)[0]
 
 
 def why_no_window(streams: tuple[Tensor, ...], p: Problem) -> str | None:
