@@ -35,7 +35,7 @@ from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, resolve
 from validator.model.runbook import Criterion, TrainingPhase
 from validator.model.verdict import Evidence, Needed, PhaseReport, Status, Verdict
-from validator.stats.estimate import LEVEL, NORMAL_975, SECOND_LEVEL, Estimate, combine, exact
+from validator.stats.estimate import LEVEL, NORMAL_975, SECOND_LEVEL, Estimate, combine, exact, without_negatives
 from validator.stats.measure import NotMeasured
 from validator.text import format_interval, format_value
 
@@ -269,6 +269,8 @@ def _open(case: _Case, binding: Binding) -> _Outcome:
         return _Outcome("FAIL", f"The value is {value.point}, which no healthy run shows.", binding, value.point, "?")
     unit = comparison.unit or _unit(comparison.left, case.resolved)
     interval = None if isinstance(value, str) else value.interval(case.level)
+    if interval is not None and isinstance(value, Estimate):
+        interval = without_negatives(interval, value.reach[0])
     ends = f" {format_interval(*interval)}" if interval is not None else ""
     shown = format_value(_shown(value), unit) + ends
     message = f"{shown} was observed, and the bound is still open."

@@ -109,6 +109,10 @@ def test_no_time_is_shown_below_zero() -> None:
     stats = report.runs[0].metrics["step_time_s"]
     assert (stats.ci_low, stats.half_width) == (0, stats.ci_high - stats.mean), "what is cut off is not precision"
 
+    still_open = verdict(_judged(np.random.default_rng(0).lognormal(0, 2.5, 40), "step_time_s.mean <= ? s"), "1")
+    assert still_open.ci_low == 0, "1,134 tok/s [-22, 2,330] was shown beside an open bound"
+    assert " [0, " in still_open.message
+
 
 @pytest.mark.parametrize("repeats", [1, 4])
 def test_after_a_slow_down_the_mean_passes_only_if_the_end_does(repeats: int) -> None:
