@@ -114,13 +114,11 @@ def _stated_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
     """
     given = given_numbers(run.spec.argv)
     right = [one for one in run.evidence.stated if same_value(given[one.name], one.value)]
-    counts = [float(run.world_size), *(float(given[name]) for name in MICRO_BATCHES if name in given)]
+    unclear = stated_unclearly(run)
     wrong = [
         one
         for one in run.evidence.stated
-        if one not in right
-        and (changes_arithmetic(one.name) or one.name in WORKLOAD)
-        and not _means_the_same(one.name, float(given[one.name]), float(one.value), counts)
+        if one not in right and one.name not in unclear and (changes_arithmetic(one.name) or one.name in WORKLOAD)
     ]
     if not wrong:
         return
@@ -135,11 +133,26 @@ def _stated_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
     )
 
 
+def stated_unclearly(run: RunFacts) -> set[str]:
+    """Settings of the command for which the trainer printed another number that may mean the same: this shows neither
+    that it obeys them nor that it does not."""
+    given = given_numbers(run.spec.argv)
+    counts = [float(run.world_size), *(float(given[name]) for name in MICRO_BATCHES if name in given)]
+    other = [one for one in run.evidence.stated if not same_value(given[one.name], one.value)]
+    return {one.name for one in other if _means_the_same(one.name, float(given[one.name]), float(one.value), counts)}
+
+
+_OF_ONE_RANK = frozenset({"device", "gpu", "local", "micro"})
+"""Words of a setting's name that say whose it is: `per_device_train_batch_size`, `local_batch_size`."""
+
+
 def _means_the_same(name: str, requested: float, stated: float, counts: Sequence[float]) -> bool:
     """Whether both can be right: a batch of one rank or of all, a seed of each rank, a rate that is still to rise."""
     words = name.split("_")
     if "seed" in words or (("lr" in words or "rate" in words) and stated < requested):
         return True
+    if not _OF_ONE_RANK.isdisjoint(words):
+        return False  # by its own name it is that of one rank, on both sides
     factor = max(requested, stated) / min(requested, stated) if min(requested, stated) > 0 else 0.0
     return any(abs(factor - count) < 1e-6 for count in (*counts, float(np.prod(counts))) if count > 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
+from validator.diagnose.settings import stated_unclearly
 from validator.judge.config import obeyed_text, unreported
 from validator.judge.data import by_own_word
 from validator.model.arguments import is_seed, may_show_at_first, settings_in, stated_tokens
@@ -25,7 +26,7 @@ def config_unknown(run: RunFacts) -> Iterator[Diagnosis]:
         return
     if run.steps_done is None:
         return
-    printed = {one.name for one in run.evidence.stated}
+    printed = {one.name for one in run.evidence.stated} - stated_unclearly(run)
     left = [key for key in run.undecided if flat_name(key).rpartition(".")[2].lower() not in printed]
     named = listed(left, most=_NAMED)
     unknown = f"so whether the settings were obeyed is not known{f': {named}' if named else ''}"

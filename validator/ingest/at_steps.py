@@ -31,6 +31,9 @@ def asked_of(state: ResultBuilder, done: float | None) -> Asked:
     if state.ended_at is None or done is None:
         return Asked(done)
     highest = max((int(one.steps[-1]) for one in state.series.values() if one.steps.size), default=0)
+    places = state.evidence.places
+    if places is not None and places.steps.size:
+        highest = max(highest, int(places.steps[-1]))  # of a line without a value too, as in `done`
     if state.heartbeats:
         highest = max(highest, state.heartbeats[min(state.heartbeats)].last_step)
     core = [one.steps for name in _CORE if (one := state.series.get(name)) is not None and one.steps.size > 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from tests.validator.diagnose.cases import (
     validation,
 )
 from tests.validator.ingest.folders import write_csv, write_env, write_logs
+from validator.diagnose.rule import RunFacts
+from validator.diagnose.unknown import config_unknown
 from validator.model.runbook import TrainerMetrics
 from validator.model.verdict import Finding
 
@@ -201,6 +204,33 @@ def test_settings_that_a_trainer_prints_are_compared_with_its_command(
     assert f"{name} {asked} requested, {printed} printed" in finding.message
     assert finding.evidence[0].where.startswith("line ")
     assert "config-ignored" not in _printing(tmp_path / "b", text.format(batch=asked), argv)
+
+
+@pytest.mark.parametrize("nproc", [0, 2])
+def test_half_a_batch_of_one_rank_is_not_that_of_all(tmp_path: Path, nproc: int) -> None:
+    """On two ranks 2 in place of 4 was taken for a share of 4, and `config-unknown` did not name it either."""
+    rows = "".join(f"step {i} loss {3 - i / 100:.3f}\n" for i in range(1, 61))
+    found = {}
+    for batch in (2, 4):
+        (tmp_path / str(batch)).mkdir()
+        write_logs(tmp_path / str(batch), stdout=_TITLE.format(batch=batch) + rows)
+        argv = ("x.py", "--per_device_train_batch_size", "4", "--max_train_steps", "60")
+        metrics = TrainerMetrics(stdout="step {step} loss {loss}")
+        found[batch] = of_run(tmp_path / str(batch), argv=argv, metrics=metrics, nproc=nproc)
+    assert "per_device_train_batch_size 4 requested, 2 printed" in found[2]["config-ignored"].message
+    assert "config-ignored" not in found[4]
+
+
+def test_a_number_that_may_mean_the_same_leaves_its_setting_unknown(tmp_path: Path) -> None:
+    rows = "".join(f"step {i} loss {3 - i / 100:.3f}\n" for i in range(1, 61))
+    write_logs(tmp_path, stdout="n_head = 2\nbatch_size = 16\n" + rows)
+    argv, metrics = ("train.py", "--batch_size=8", "--n_head=2"), TrainerMetrics(stdout="step {step} loss {loss}")
+    record = run_of(tmp_path, argv=argv, metrics=metrics, nproc=2)
+    assert "config-ignored" not in of_run(tmp_path, argv=argv, metrics=metrics, nproc=2)
+    run = RunFacts.of(record, {})
+    assert run is not None
+    (said,) = config_unknown.look(replace(run, undecided=("args.batch_size", "args.n_head")))
+    assert "is not known: args.batch_size." in said.message, "16 may be that of both ranks, or of one"
 
 
 @pytest.mark.parametrize(
