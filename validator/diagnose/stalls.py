@@ -221,6 +221,11 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
             usual[own] = covered[own] * np.median(each[own])
             spread[own] = 1.4826 * np.median(np.abs(times[own] - usual[own]))
     at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
+    if (every_other := _every_other(each, covered)) is not None:  # half of the rows, so that the median may be theirs
+        at, beside = every_other
+        usual[at] = covered[at] * beside
+        extra = times[at] - usual[at]
+        return _Stalls(at, extra, float(extra.sum() / times.sum()), int(steps[0]))
     if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None
     if _adjoin(at):  # a stretch of slow steps is a level of its own, and long pauses may stand out of it
@@ -239,6 +244,22 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
         return None
     at, extra, slack = at[first], np.add.reduceat(extra, first), int(np.quantile(covered[at], 0.9))
     return replace(whole, at=at, extra_s=extra, slack=slack)
+
+
+def _every_other(each: Floats, covered: Floats) -> tuple[npt.NDArray[np.intp], Floats] | None:
+    """Every other row of many steps, where each is slower than both beside it, and the mean of these two; else None.
+
+    Rows of single steps may alternate by what they do.
+    """
+    if np.median(covered) < _SET_PERIOD:
+        return None
+    before, after = np.roll(each, 1), np.roll(each, -1)
+    before[0], after[-1] = after[0], before[-1]
+    for parity in (0, 1):
+        at = np.arange(parity, len(each), 2)
+        if len(at) >= _MIN_REGULAR and bool((each[at] > _SLOW * np.maximum(before, after)[at]).all()):
+            return at, (before + after)[at] / 2
+    return None
 
 
 def _adjoin(at: npt.NDArray[np.intp]) -> bool:

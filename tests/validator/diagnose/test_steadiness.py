@@ -390,3 +390,18 @@ def test_pauses_in_rows_of_unequal_steps(tmp_path: Path, pause: float) -> None:
         shown = of_run(folder, steps=N, tokens_per_step=4096)
         assert pause or "periodic-stall" not in shown
         assert not pause or name == "pairs" or "about every 40 steps" in shown["periodic-stall"].message
+
+
+@pytest.mark.parametrize(("pause", "rows"), [(4.0, 29), (4.0, 30), (0.0, 29)])
+def test_a_pause_in_every_other_row(tmp_path: Path, pause: float, rows: int) -> None:
+    """Half of the rows hold one, so that the median may be one of them: rows of 20 steps, a pause every 40."""
+    steps = list(range(20, 20 * rows + 20, 20))
+    noise = times()
+    lasted = [20 * 0.2 * noise[i] / 2 + (pause if step % 40 == 0 else 0) for i, step in enumerate(steps)]
+    losses = [4 + 2 / (i + 1) for i in range(rows)]
+    write_csv(tmp_path, [20 * 256 / one for one in lasted], losses=losses, steps=steps)
+    shown = of_run(tmp_path, steps=steps[-1], tokens_per_step=256)
+    assert ("periodic-stall" in shown) == bool(pause)
+    if pause:
+        assert "s more every 40 steps (steps " in shown["periodic-stall"].message
+        assert shown["periodic-stall"].severity == "warning"
