@@ -37,6 +37,9 @@ from validator.stats.window import MIN_ROWS, Level, SteadyWindow
 
 _MIN_ROWS = 9  # three in each third
 _READINGS = 6
+_MOST_OFF = math.log(10.0)
+"""Beyond which an error of a drift, as a logarithm, says nothing more."""
+
 _MEMORY = ("gpu_mem_alloc_mib", "host_mem_mib")
 
 
@@ -74,8 +77,10 @@ def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
         rng = np.random.default_rng([zlib.crc32(rate.sha256.encode()), n])
         scale = np.sqrt((effective - 2.0) / rng.chisquare(effective - 2.0, REPLICATES))
         error = float(residuals.std(ddof=2)) * math.sqrt(2.0 / effective)
-        first, last = (1.0 + error * rng.standard_normal(REPLICATES) * scale for _ in range(2))
-        replicates = 100.0 * (after * last / np.maximum(before * first, 1e-9 * before) - 1.0)
+        # As logarithms, for no rate is below 0: of few rows the heavy tails would end at -847 and 10^11 %.
+        of_first, of_last = (error * rng.standard_normal(REPLICATES) * scale for _ in range(2))
+        off = np.clip(of_last - of_first, -_MOST_OFF, _MOST_OFF)
+        replicates = 100.0 * (after / before * np.exp(off) - 1.0)
     if rate.timing is not None:  # what a coarse clock leaves open of each third
         open_pct = 100.0 * (1.0 + drift_pct / 100.0) * sum(map(rate.timing.end_share, (thirds[0], thirds[-1])))
         replicates = _wider(replicates, drift_pct, open_pct)

@@ -185,6 +185,15 @@ def test_drift_interval_covers_no_drift() -> None:
     assert covered >= 88
 
 
+def test_a_drift_of_few_uneven_rows_is_that_of_a_rate() -> None:
+    """Rows that alternate between two levels gave -15.76 % [-847, 1.3e11]."""
+    times = np.resize([1.0, 2.2], 12) * (1 + 0.05 * np.sin(np.arange(12)))
+    drift = measure(result(times=times), warmup_steps=0).scalars["rate.drift_pct"]
+    assert drift.ci_low is not None
+    assert drift.ci_high is not None
+    assert -100 < drift.ci_low < drift.value < drift.ci_high < 1000
+
+
 def test_memory_growth_is_a_trend_and_not_a_spike() -> None:
     flat = np.full(300, 1000.0)
     flat[150] = 9000.0
