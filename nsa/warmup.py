@@ -71,7 +71,10 @@ class WarmUp:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """Stop a compilation that is still running; nothing needs its result."""
+        """Stop a compilation that is still running; nothing needs its result. Threads come to their end: a process that
+        ended while one waits in the driver would crash."""
+        for thread in self._others:
+            thread.join(LONGEST_S)
         if self._process is not None:
             self._stop(self._process)
             self._process = None
