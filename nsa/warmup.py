@@ -183,12 +183,13 @@ def start_warm_up(config: Config) -> WarmUp:
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     mark = _mark(config)
     if rank or (mark is not None and mark.exists()):
-        threading.Thread(target=_wake_device, args=(rank,), daemon=True, name="nsa-wake").start()
+        wakes = threading.Thread(target=_wake_device, args=(rank,), daemon=True, name="nsa-wake")
+        wakes.start()
         if load_kernels() is None:
-            return WarmUp(None)
+            return WarmUp(None, others=(wakes,))
         prepares = threading.Thread(target=_prepare_first_step, args=(rank,), daemon=True, name="nsa-prepare")
         prepares.start()
-        return WarmUp(None, others=(prepares,))
+        return WarmUp(None, others=(wakes, prepares))
     if load_kernels() is None:
         return WarmUp(None)
     from nsa.kernels.precompile import Shape
