@@ -228,8 +228,6 @@ class RunMeasurement:
             raise NotMeasured(f"run {self.run} has no {name}" + ("" if rows is None else " in its window"))
         if rows.invalid is not None and statistic not in rows.still_valid:
             raise NotMeasured(rows.invalid)
-        if statistic == "first" and len(rows.values) == 1:
-            raise NotMeasured(f"run {self.run} has {name} once, which does not say how it began")
         return rows
 
 
