@@ -323,9 +323,9 @@ def open_run(resolved: Resolved) -> Iterator[Run]:
     """
     clock = StartClock()
     with contextlib.ExitStack() as stack:
-        _prepare_torch(resolved.config)
         warm_up = start_warm_up(resolved.config)
         stack.callback(warm_up.close)
+        _prepare_torch(resolved.config)
         process = _open_process(resolved.config, stack)
         clock.lap("process")
         run = _build_run(resolved, process, warm_up, clock, stack)

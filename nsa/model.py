@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nsa.attention.module import UnsetLinear
 from nsa.attention.rope import RopeTable, prefix_table
 from nsa.config import ModelConfig
 from nsa.flops import FlopsPerToken, flops_per_token
@@ -43,6 +42,14 @@ def _build_attention(config: ModelConfig) -> nn.Module:
     return NSAAttention(**shape, l=config.l_cmp, d=config.d_cmp, **{name: getattr(config, name) for name in sparse})
 
 
+class _UnsetLinear(nn.Linear):
+    """Weights that the model draws later. Most of a model's are in SwiGLU, and to draw those twice took one of the two
+    seconds in which 79 M parameters are built. (`skip_init` costs as much: it imports the meta device's operators.)"""
+
+    def reset_parameters(self) -> None:
+        """Leave the weights as memory held them."""
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x)), without biases; gate and up are one matrix.
 
@@ -51,8 +58,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.gate_up = UnsetLinear(dim, 2 * hidden, bias=False)
-        self.down = UnsetLinear(hidden, dim, bias=False)
+        self.gate_up = _UnsetLinear(dim, 2 * hidden, bias=False)
+        self.down = _UnsetLinear(hidden, dim, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """`[B, S, D]` to `[B, S, D]`."""

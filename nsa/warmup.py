@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -25,8 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from nsa.config import Config
 
@@ -55,7 +52,7 @@ class WarmUp:
         A kernel that could not be compiled is reported through `say`, not raised: its first launch compiles it.
         """
         began = time.perf_counter()
-        for thread in self._others:  # what they still did would spoil the recording of a CUDA graph
+        for thread in self._others:
             thread.join(LONGEST_S)
         if self._process is None:
             return time.perf_counter() - began if self._others else 0.0
@@ -150,31 +147,19 @@ def _wake_device(number: int) -> None:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-def _prepare_first_step(number: int) -> None:
-    """Let what a first step waits for come earlier, while the model is drawn: Triton's key of itself, a hash over all
-    of its library; imports; and code that CUDA loads when it is first called, here for numbers of no meaning."""
-    with contextlib.suppress(Exception):  # whatever fails here fails again where it can be understood
+def _hash_triton() -> None:
+    """Triton's key of itself, which its first launch needs: a hash over all of its library."""
+    with contextlib.suppress(Exception):  # not there in every version, which then makes it later
         from triton.runtime.cache import triton_key
 
         triton_key()
-        importlib.import_module("triton.experimental.gluon")  # not in every version
-    with contextlib.suppress(Exception):
-        from nsa.kernels import nvrtc
-
-        nvrtc.missing()
-        x = torch.ones(64, 64, device=f"cuda:{number}", dtype=torch.bfloat16, requires_grad=True)
-        half = F.rms_norm(F.silu(x @ x), (64,)).float() * torch.cos(x).sigmoid()
-        F.cross_entropy(half, torch.zeros(64, dtype=torch.int64, device=x.device)).backward()  # type: ignore[no-untyped-call]
-        assert x.grad is not None
-        nn.utils.clip_grad_norm_([x], 1.0)
-        torch.topk(torch.where(half > 0, half, 0).mean(0), 4)
 
 
 def start_warm_up(config: Config) -> WarmUp:
     """Begin to compile what a run of `config` will launch. Call it before CUDA is used: processes are forked.
 
-    Where nothing is left to compile, and in all processes of a machine but one, which share its cache, threads wake the
-    GPU beside the imports, and run what a step runs beside the making of the model. They draw no random numbers.
+    Where nothing is left to compile, and in all processes of a machine but one, which share its cache, threads make the
+    GPU's context and Triton's key of itself meanwhile: they wait in the driver or read, and take nothing from Python.
     """
     if not _is_wanted(config):
         return WarmUp(None)
@@ -182,16 +167,16 @@ def start_warm_up(config: Config) -> WarmUp:
 
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     mark = _mark(config)
+    threads: list[threading.Thread] = []
     if rank or (mark is not None and mark.exists()):
-        wakes = threading.Thread(target=_wake_device, args=(rank,), daemon=True, name="nsa-wake")
-        wakes.start()
-        if load_kernels() is None:
-            return WarmUp(None, others=(wakes,))
-        prepares = threading.Thread(target=_prepare_first_step, args=(rank,), daemon=True, name="nsa-prepare")
-        prepares.start()
-        return WarmUp(None, others=(wakes, prepares))
+        threads.append(threading.Thread(target=_wake_device, args=(rank,), daemon=True, name="nsa-wake"))
+        threads[0].start()  # beside the import of the kernels
     if load_kernels() is None:
-        return WarmUp(None)
+        return WarmUp(None, others=threads)
+    if threads:
+        threads.append(threading.Thread(target=_hash_triton, daemon=True, name="nsa-hash"))
+        threads[1].start()
+        return WarmUp(None, others=threads)
     from nsa.kernels.precompile import Shape
 
     process = multiprocessing.get_context("fork").Process(

@@ -20,17 +20,9 @@ from nsa.attention.ranges import RangesVersion
 from nsa.attention.rope import RopeTable, apply_rope, prefix_table, rope_table
 from nsa.attention.varlen import sequence_positions
 
-__all__ = ["NSAAttention", "Prefill", "UnsetLinear"]
+__all__ = ["NSAAttention", "Prefill"]
 
 Prefill = Literal["sequential", "batched", "triton", "auto"]
-
-
-class UnsetLinear(nn.Linear):
-    """Weights that the module which holds it draws: to draw those of a model twice took one of the two seconds in which
-    79 M parameters are built. (`skip_init` costs as much: it imports the meta device's operators.)"""
-
-    def reset_parameters(self) -> None:
-        """Leave the weights as memory held them."""
 
 
 class NSAAttention(nn.Module):
@@ -90,8 +82,8 @@ class NSAAttention(nn.Module):
         self.n_heads, self.n_kv_groups, self.d_k, self.d_v = n_heads, n_kv_groups, d_k, d_v
         self.rope_base, self.prefill, self.sel_ranges, self.query_chunk = rope_base, prefill, sel_ranges, query_chunk
         self._widths = [n_heads * d_k, *[n_kv_groups * d_k] * 3, *[n_kv_groups * d_v] * 3]
-        self.qkv_proj = UnsetLinear(dim, sum(self._widths), bias=False)
-        self.out_proj = UnsetLinear(n_heads * d_v, dim, bias=False)
+        self.qkv_proj = nn.Linear(dim, sum(self._widths), bias=False)
+        self.out_proj = nn.Linear(n_heads * d_v, dim, bias=False)
         self.gate = Gate(dim=dim, n_heads=n_heads, hidden=gate_hidden, kind=gate)
         self.phi_k = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_k, l=l, d=d)
         self.phi_v = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_v, l=l, d=d)

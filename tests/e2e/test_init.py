@@ -365,7 +365,7 @@ def test_metrics_below_the_working_folder_are_found_by_the_setting_that_moves_th
     (workdir / "data").mkdir()
     (workdir / "data" / "text.txt").write_text("text")
     (workdir / "light.py").write_text(_ITS_OWN_FOLDER.format(folder=folder))
-    answer = cli("run", "--steps", "60", "--seconds", "12", "--", "python", "light.py")
+    answer = cli("run", "--steps", "60", "--seconds", "8", "--", "python", "light.py")
     assert answer.rc == rc, answer.out + answer.err
     if rc == 3:
         assert "watching it again with --out {out}" in answer.err

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 import nsa.attention.module
+import nsa.warmup
 from nsa.config import Config, replace_flat
 from nsa.model import LanguageModel
 from nsa.telemetry.startup import StartClock, process_age_s
@@ -72,52 +74,85 @@ def test_every_kernel_of_a_run_is_compiled_before_its_first_step(tmp_path: Path)
     assert compiled == {one.kernel.__name__ for one in record(Shape(**kernel_shape(Config())))}
 
 
-MARKED = """
-import os, sys, threading
-import torch
-import nsa.warmup as warmup
-from nsa.config import Config
-
-torch.version.cuda = "12.9"
-warmup._capabilities = lambda: [int(one) for one in sys.argv[1].split(",")]
-warmup.multiprocessing.get_context = lambda how: type("Context", (), {"Process": Child})
-woken = []
-warmup._wake_device = warmup._prepare_first_step = woken.append
-
-class Child:
-    exitcode = int(sys.argv[2])
-    def __init__(self, **_): print("compiles")
-    def start(self): pass
-    def join(self, *_): pass
-    def is_alive(self): return False
-    def close(self): pass
-
-waited = warmup.start_warm_up(Config()).finish(say=lambda text: None)
-for thread in threading.enumerate():
-    if thread.name.startswith("nsa-"): thread.join()
-print(woken)
-"""
-
-
-def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(tmp_path: Path) -> None:
+def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two of the ten seconds of a start went into finding that nothing was left to compile."""
+    done: list[object] = []
 
-    def start(gpus: str = "90", code: int = 0, **changes: str) -> str:
-        env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")} | changes
-        command = [sys.executable, "-c", MARKED, gpus, str(code)]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+    class Child:
+        exitcode = 0
 
-    compiles, woken = "compiles\n[]\n", "[0, 0]\n"
-    (tmp_path / "cache").mkdir()
-    assert start(code=1) == compiles, "what failed leaves no mark"
-    assert start() == compiles
-    assert start() == woken
-    assert start(gpus="80") == compiles, "another GPU"
-    assert start(gpus="80,90") == compiles, "two kinds, of which the run takes one that is not known yet"
-    assert start(LOCAL_RANK="1") == "[1, 1]\n"
-    for one in (tmp_path / "cache").iterdir():
-        one.unlink()
-    assert start() == compiles
+        def __init__(self, **_: object) -> None:
+            done.append("compiles")
+
+        def start(self) -> None: ...
+        def join(self, *_: float) -> None: ...
+        def is_alive(self) -> bool:
+            return False
+
+        def close(self) -> None: ...
+
+    gpus = [90]
+    monkeypatch.setattr("torch.version.cuda", "12.9")
+    monkeypatch.setattr(nsa.warmup, "_capabilities", lambda: gpus)
+    monkeypatch.setattr("multiprocessing.get_context", lambda how: SimpleNamespace(Process=Child))
+    monkeypatch.setattr(nsa.warmup, "_wake_device", lambda rank: done.append(rank))
+    monkeypatch.setattr(nsa.warmup, "_hash_triton", lambda: done.append("hash"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def start() -> list[object]:
+        done.clear()
+        start_warm_up(Config()).finish(say=lambda text: None)
+        return sorted(done, key=str)
+
+    monkeypatch.setattr(Child, "exitcode", 1)
+    assert start() == ["compiles"]
+    monkeypatch.setattr(Child, "exitcode", 0)
+    assert start() == ["compiles"], "what failed left no mark"
+    assert start() == [0, "hash"]
+    gpus[:] = [80]
+    assert start() == ["compiles"], "another GPU"
+    gpus[:] = [80, 90]
+    assert start() == start() == ["compiles"], "two kinds, of which the run takes one that is not known yet"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert start() == [1, "hash"], "rank 0 compiles"
+    monkeypatch.delenv("LOCAL_RANK")
+    gpus[:] = [90]
+    monkeypatch.setenv("HOPPER_KERNELS", "1")
+    assert start() == ["compiles"], "other kernels"
+    for mark in tmp_path.iterdir():
+        mark.unlink()
+    assert start() == ["compiles"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"dense_forward", "dense_backward", "window_backward", "gather_backward"}),
+        ({"S": 65536, "H": 64, "G": 4, "Dk": 128, "Dv": 128}, {"scores", "combine", "gather_backward"}),
+        ({"S": 65536, "H": 64, "G": 4, "Dk": 192, "Dv": 128}, {"scores", "gather_forward", "window_backward"}),
+        ({"H": 8, "G": 8}, {"dense_forward", "dense_backward", "window_backward"}),
+    ],
+)
+def test_hoppers_kernels_are_compiled_beside_the_start_where_they_are_asked_for(
+    changes: dict[str, int], expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nsa.kernels.hopper.program import source
+    from nsa.kernels.precompile import Shape, hopper_sources
+
+    shape = Shape(**{"S": 2048, "H": 12, "G": 2, "Dk": 64, "Dv": 64} | changes)
+    monkeypatch.setattr("nsa.kernels.nvrtc.missing", lambda: None)
+    assert hopper_sources(shape) == []
+    monkeypatch.setenv("HOPPER_KERNELS", "1")
+    found = dict(hopper_sources(shape))
+    assert expected <= found.keys()
+    assert ("combine" in found) == (shape.Dk == 128)
+    for name, constants in found.items():
+        text = source(name, constants)
+        assert f" {name}(const __grid_constant__ Arguments a)" in text
+        assert all(f"#define {key} {value}\n" in text for key, value in constants)
+    assert hopper_sources(replace(shape, capability=80)) == []
 
 
 def test_a_kernel_that_does_not_compile_is_said_and_left_to_its_launch(tmp_path: Path) -> None:

@@ -223,8 +223,7 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
     at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
     if (every_other := _every_other(each, covered)) is not None:  # half of the rows, so that the median may be theirs
         at, beside = every_other
-        usual[at] = covered[at] * beside
-        extra = times[at] - usual[at]
+        extra = times[at] - covered[at] * beside
         return _Stalls(at, extra, float(extra.sum() / times.sum()), int(steps[0]))
     if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from validator.ingest.result_builder import ResultBuilder
+from validator.ingest.result_builder import ResultBuilder, highest_step
 from validator.model.launching import steps_before
 from validator.model.result import Series
 
@@ -30,12 +30,8 @@ def asked_of(state: ResultBuilder, done: float | None) -> Asked:
     """
     if state.ended_at is None or done is None:
         return Asked(done)
-    highest = max((int(one.steps[-1]) for one in state.series.values() if one.steps.size), default=0)
-    places = state.evidence.places
-    if places is not None and places.steps.size:
-        highest = max(highest, int(places.steps[-1]))  # of a line without a value too, as in `done`
-    if state.heartbeats:
-        highest = max(highest, state.heartbeats[min(state.heartbeats)].last_step)
+    first_rank = state.heartbeats[min(state.heartbeats)] if state.heartbeats else None
+    highest = highest_step(state.series, first_rank, state.evidence.places) or 0
     core = [one.steps for name in _CORE if (one := state.series.get(name)) is not None and one.steps.size > 1]
     first = min((int(steps[0]) for steps in core), default=0)
     stride = max((int(steps[1] - steps[0]) for steps in core), default=1)

@@ -98,28 +98,34 @@ def first_arrival(arrivals: Mapping[str, Arrivals]) -> tuple[float, str] | None:
     return min(seen, default=None)
 
 
+def highest_step(
+    series: Mapping[str, Series], heartbeat: Heartbeat | None, printed: PrintedPlaces | None
+) -> int | None:
+    """The highest step recorded anywhere, also in a line `printed` without a value; None where there is none."""
+    highest = [int(s.steps[-1]) for s in series.values() if s.steps.size]
+    if printed is not None and printed.steps.size:
+        highest.append(int(printed.steps[-1]))
+    if heartbeat is not None:
+        highest.append(heartbeat.last_step)
+    return max(highest, default=None)
+
+
 def steps_done(
     series: Mapping[str, Series], heartbeat: Heartbeat | None, printed: PrintedPlaces | None = None
 ) -> float | None:
-    """Optimizer steps that were finished: the highest step recorded anywhere, also in a line `printed` without a value.
+    """Optimizer steps that were finished, by the highest step recorded.
 
     A trainer that counts from 0 shows it by a row for step 0, or by rows at the end of every so many steps (9, 19, 29);
     its count is one more than its last step. A rate at step 0 that is not positive says that nothing was done
     there, and with a heartbeat, which counts what was done, a loss at step 0 may be that of the initial model.
     """
-    highest = [int(s.steps[-1]) for s in series.values() if s.steps.size]
-    if printed is not None and printed.steps.size:
-        highest.append(int(printed.steps[-1]))
-    if printed is not None and not printed.counted and heartbeat is None:
-        return None
-    if heartbeat is not None:
-        highest.append(heartbeat.last_step)
-    if not highest:
+    highest = highest_step(series, heartbeat, printed)
+    if highest is None or (printed is not None and not printed.counted and heartbeat is None):
         return None
     at_zero = {name: float(s.values[0]) for name, s in series.items() if s.steps.size and s.steps[0] == 0}
     timed = any(at_zero.get(name, 0.0) > 0 for name in ("toks_per_s", "step_time_s"))
     from_zero = timed or ("toks_per_s" not in at_zero and "loss" in at_zero and heartbeat is None)
-    return float(max(highest) + (1 if from_zero or any(map(_at_ends, series.values())) else 0))
+    return float(highest + (1 if from_zero or any(map(_at_ends, series.values())) else 0))
 
 
 def _at_ends(series: Series) -> bool:
