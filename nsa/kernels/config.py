@@ -120,10 +120,10 @@ def gathered_rows(dk: int) -> int:
 
 
 def gathers_by_wgmma(dims: HeadDims, heads_per_group: int, l_sel: int, itemsize: int) -> bool:
-    """Whether Hopper's own kernel for the scored blocks' backward pass is written for these sizes. With fewer heads a
-    copy for each token is too small: Triton's is faster there."""
+    """Whether Hopper's own kernel for the scored blocks' backward pass is written for these sizes. With fewer than four
+    heads a copy for each token is too small: Triton's is faster there."""
     served = (dims.dk, dims.dv) in WGMMA_HEAD_DIMS and l_sel == 64 and itemsize == 2
-    return served and 6 <= heads_per_group <= gathered_rows(dims.dk)
+    return served and 4 <= heads_per_group <= gathered_rows(dims.dk)
 
 
 def choose_span(dims: HeadDims, heads_per_group: int, itemsize: int) -> int:

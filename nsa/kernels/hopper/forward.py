@@ -20,7 +20,7 @@ _DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
 _LEAST_HEADS = 6
 """Heads of a group from which on a copy for each token is large enough."""
-_LEAST_KEY_DIM = 192
+_LEAST_KEY_DIM = 128
 """Channels of keys from which on attention over chosen blocks was measured to be faster than Triton's."""
 _LONG = 12288
 """Tokens from which on blocks are chosen faster here than by Triton's kernel, which needs less time for each token and
@@ -50,8 +50,8 @@ class _GatherArguments(ctypes.Structure):
     """``gather_forward.cu``'s ``Arguments``."""
 
     _fields_ = (
-        ("maps", ctypes.c_uint64 * 48), ("index", ctypes.c_void_p * 4), ("parts", ctypes.c_void_p * 2),
-        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 40),
+        ("maps", ctypes.c_uint64 * 64), ("index", ctypes.c_void_p * 4), ("lse", ctypes.c_void_p),
+        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 48),
     )  # fmt: skip
 
 
@@ -101,12 +101,12 @@ def _scores_constants(p: Problem) -> tuple[Constants, int]:
 
 def _gather_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
-    dk, dv, warpgroups, stages = p.dims.dk, p.dims.dv, 3, 6
+    dk, dv, warpgroups, stages = p.dims.dk, p.dims.dv, 3, 3 if p.dims.dk > 128 else 6
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile),
         ("WGS", warpgroups), ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    return constants, 128 * (2 * (dk + dv) + stages * dk) + 32 + 16 * stages
+    return constants, 128 * (2 * (dk + dv) + stages * dk + warpgroups * (dv + 2)) + 32 + 16 * stages
 
 
 def attend_served(p: Problem) -> str | None:
@@ -243,9 +243,11 @@ def attend(
     """
     q, k, v = streams
     maps = tensor_map(q, heads=p.hpg) + tensor_map(k, rows=64) + tensor_map(v, rows=64)
+    maps += tensor_map(parts[0].view(1, -1, p.hpg, p.dims.dv), heads=p.hpg)
     sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, first, first + count)
-    lists, results = pointers(index, parts)
-    given = _GatherArguments((ctypes.c_uint64 * 48).from_buffer_copy(maps), lists, results, sizes, p.scale2)
+    (lists,) = pointers(index)
+    all_maps = (ctypes.c_uint64 * 64).from_buffer_copy(maps)
+    given = _GatherArguments(all_maps, lists, parts[1].data_ptr(), sizes, p.scale2)
     constants, shared = _gather_constants(p)
     threads = 128 * (dict(constants)["WGS"] + 1)
     launch(_GATHER, constants, shared, min(p.max_tiles * count, p.n_processors), given, q.device, threads=threads)

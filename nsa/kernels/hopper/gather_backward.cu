@@ -7,7 +7,8 @@
 // finished query gradients to global memory: as partial results by pair (PARTS), or added to sums, which pays only where
 // most of these stay in the L2 cache. Tiles are kept transposed as in dense_backward.cu.
 //
-// Constants: DK (64, 128 or 192), DV (64 or 128), BM, HPG (heads per group), NTOP, TT (pairs of a work tile), PARTS, STAGES, HALF.
+// Constants: DK (64, 128 or 192), DV (64 or 128), BM, HPG (heads per group), NTOP, TT (pairs of a work tile), PARTS,
+// SPLIT (few heads: two warps bring rows), STAGES, HALF.
 
 constexpr int BN = 64, DKC = DK / 64, DVC = DV / 64, TOKENS = BM / HPG, ROWS = TOKENS * HPG, K_CHUNK_BYTES = BN * 128;
 constexpr int CHUNK_BYTES = BM * 128, STAGE_BYTES = (DKC + DVC) * CHUNK_BYTES, DQ_BYTES = BM * DK * (PARTS ? 2 : 4);
@@ -36,6 +37,12 @@ extern __shared__ __align__(1024) unsigned char shared[];
 DEVICE u32 bar_keys(u32 base) { return base + AT_BARRIERS; }
 DEVICE u32 bar_full(u32 base, int step) { return base + AT_BARRIERS + 16 + step % (2 * STAGES) * 8; }
 DEVICE u32 bar_empty(u32 base, int step) { return base + AT_BARRIERS + 16 + 2 * STAGES * 8 + step % STAGES * 8; }
+
+#if SPLIT
+
+#include "few_heads.cuh"
+
+#else
 
 DEVICE void bring(const Arguments &a, u32 base, int lane) {
     constexpr int BOXES = DKC + DVC, ROUNDS = (TOKENS * BOXES + 31) / 32;
@@ -101,6 +108,8 @@ DEVICE void bring_rows(const Arguments &a, u32 base, int lane) {
             barrier_arrive(bar_full(base, step));
         }
 }
+
+#endif
 
 // Brings what warpgroup `w` leaves to global memory: boxes of a token's heads by 128 bytes.
 DEVICE void bring_out(const Arguments &a, u32 base, int w, int lane) {
@@ -258,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gather_backward(const __gri
     if (threadIdx.x == 0) {
         barrier_init(bar_keys(base), 1);
         barrier_init(bar_keys(base) + 8, 8 * ARRIVALS);
-        for (int i = 0; i < 2 * STAGES; i++) barrier_init(bar_full(base, i), 33);
+        for (int i = 0; i < 2 * STAGES; i++) barrier_init(bar_full(base, i), 33 + SPLIT);
         for (int i = 0; i < STAGES; i++) barrier_init(bar_empty(base, i), 4 * ARRIVALS);
         barrier_init_done();
     }

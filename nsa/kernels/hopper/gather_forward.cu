@@ -9,15 +9,15 @@
 
 constexpr int BN = 64, DKC = DK / 64, DVC = DV / 64, TOKENS = 64 / HPG, ROWS = TOKENS * HPG;
 constexpr int Q_BYTES = DKC * 8192, KEY_BYTES = (DKC + DVC) * 8192;
-constexpr int AT_K = 0, AT_Q = AT_K + 2 * KEY_BYTES, AT_BARRIERS = AT_Q + STAGES * Q_BYTES;
+constexpr int AT_K = 0, AT_Q = AT_K + 2 * KEY_BYTES, AT_O = AT_Q + STAGES * Q_BYTES;
+constexpr int AT_LSE = AT_O + WGS * DVC * 8192, AT_BARRIERS = AT_LSE + WGS * 256;
 // Each stage belongs to one warpgroup, which cannot take another one's rows for its own.
-static_assert(STAGES % WGS == 0 && HPG <= 64, "sizes that are served");
+static_assert(STAGES % WGS == 0 && WGS < 4 && HPG <= 64, "sizes that are served");
 
 struct Arguments {
-    TensorMap q, k, v;
+    TensorMap q, k, v, parts;  // parts [1, pairs of this launch * n_pairs, HPG, DV]
     const int *pairs, *offsets, *tile_offsets, *tile_block;
-    void *o;     // [pairs of batch and group in this launch, n_pairs, HPG, DV]
-    float *lse;  // the same without DV
+    float *lse;  // [pairs of batch and group in this launch, n_pairs, HPG]
     int S, H, G, blocks, lists, n_pairs, max_tiles, bg, bg_end;
     float scale2;
 };
@@ -31,11 +31,12 @@ DEVICE u32 bar_keys(u32 base, int count) { return base + AT_BARRIERS + count % 2
 DEVICE u32 bar_q(u32 base, int step) { return base + AT_BARRIERS + 32 + step % STAGES * 16; }
 
 DEVICE void bring(const Arguments &a, u32 base, int lane) {
-    constexpr int ROUNDS = (TOKENS * DKC + 31) / 32;
     int step = 0, count = 0;
     Work x(a);
     for (; x.find(a); x.next(), count++) {
         const u32 keys = bar_keys(base, count), at_keys = base + AT_K + count % 2 * KEY_BYTES;
+        Boxes<DKC> now, then;
+        then.find(x, x.first, lane);
         barrier_wait(keys + 8, count / 2 & 1 ^ 1);
         if (lane == 0) {
             barrier_expect(keys, KEY_BYTES);
@@ -43,23 +44,53 @@ DEVICE void bring(const Arguments &a, u32 base, int lane) {
                 copy_box(at_keys + c * 8192, c < DKC ? &a.k : &a.v, keys, (c < DKC ? c : c - DKC) * 64, x.block * BN, x.g, x.b);
         }
         for (int e = x.first; e < x.end; e += TOKENS, step++) {
-            const u32 q = bar_q(base, step);
-            int token[ROUNDS];
-#pragma unroll
-            for (int r = 0; r < ROUNDS; r++)  // Beyond the end the last token comes again.
-                token[r] = x.pairs[min(e + (lane + 32 * r) / DKC, x.end - 1)] / NTOP;
+            const u32 q = bar_q(base, step), tile = base + AT_Q + step % STAGES * Q_BYTES;
+            now = then;
+            then.find(x, e + TOKENS, lane);
             barrier_wait(q + 8, step / STAGES & 1 ^ 1);
             if (lane == 0) barrier_expect(q, ROWS * DK * 2);
             __syncwarp();
-#pragma unroll
-            for (int r = 0; r < ROUNDS; r++) {
-                const int slot = (lane + 32 * r) / DKC, c = (lane + 32 * r) % DKC;
-                if (slot < TOKENS)
-                    copy_box(base + AT_Q + step % STAGES * Q_BYTES + c * 8192 + slot * HPG * 128, &a.q, q, c * 64, x.g * HPG,
-                             token[r], x.b);
-            }
+            now.bring(x, lane, [&](int slot, int c, int token) {
+                copy_box(tile + c * 8192 + slot * HPG * 128, &a.q, q, c * 64, x.g * HPG, token, x.b);
+            });
         }
     }
+}
+
+// Brings what warpgroup `w` leaves to global memory: boxes of a token's heads by 128 bytes, and two rows' log-sum-exp a lane.
+DEVICE void bring_out(const Arguments &a, u32 base, int w, int lane) {
+    constexpr int ROUNDS = (TOKENS * DVC + 31) / 32;
+    const u32 lse = base + AT_LSE + w * 256 + lane * 4;
+    int before = 0;
+    Work x(a);
+    for (; x.find(a); before += x.steps, x.next()) {
+        const long long first = (long long)(x.bg - a.bg) * a.n_pairs;
+        for (int i = (w + WGS - before % WGS) % WGS; i < x.steps; i += WGS) {
+            const int e = x.first + i * TOKENS;
+            int of_box[ROUNDS], of_row[2];
+#pragma unroll
+            for (int r = 0; r < ROUNDS; r++) of_box[r] = x.pairs[min(e + (lane + 32 * r) / DVC, x.end - 1)];
+#pragma unroll
+            for (int r = 0; r < 2; r++) of_row[r] = x.pairs[min(e + (lane + 32 * r) / HPG, x.end - 1)];
+            __syncwarp();
+            arrive_some(1 + w, 160);
+            sync_some(1 + WGS + w, 160);
+#pragma unroll
+            for (int r = 0; r < ROUNDS; r++) {
+                const int slot = (lane + 32 * r) / DVC, c = (lane + 32 * r) % DVC;
+                if (slot < TOKENS && e + slot < x.end)
+                    put_box(&a.parts, base + AT_O + (w * DVC + c) * 8192 + slot * HPG * 128, c * 64, 0, first + of_box[r], 0);
+            }
+            put_close();
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int row = lane + 32 * r;
+                if (row < ROWS && e + row / HPG < x.end) a.lse[(first + of_row[r]) * HPG + row % HPG] = load_one(lse + r * 128);
+            }
+            put_read();
+        }
+    }
+    put_done();
 }
 
 DEVICE void consume(const Arguments &a, u32 base, int w) {
@@ -71,15 +102,9 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
         const u64 k_rows = operand(at_keys, 16), v_across = operand(at_keys + DKC * 8192, 8192);
         barrier_wait(keys, count / 2 & 1);
         for (int i = (w + WGS - before % WGS) % WGS; i < x.steps; i += WGS) {
-            const int step = before + i, e = x.first + i * TOKENS;
+            const int step = before + i;
             const u32 q = bar_q(base, step);
             const u64 q_rows = operand(base + AT_Q + step % STAGES * Q_BYTES, 16);
-            int pair[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int row = 16 * warp + g + 8 * h;
-                pair[h] = row < ROWS && e + row / HPG < x.end ? x.pairs[e + row / HPG] : -1;
-            }
             float s[BN / 2], o[DV / 2], scale[2];
             barrier_wait(q, step / STAGES & 1);
             products_begin();
@@ -89,35 +114,48 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             products_close();
             products_wait<0>();
             if (ARRIVES) barrier_arrive(q + 8);
+            float most[2], total[2] = {0.f, 0.f};
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float most = fmaxf(s[2 * h], s[2 * h + 1]), total = 0.f;
+                most[h] = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-                for (int j = 1; j < BN / 8; j++) most = fmaxf(most, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 2)) * a.scale2;
-#pragma unroll
-                for (int j = 0; j < BN / 8; j++)
-#pragma unroll
-                    for (int c = 2 * h; c < 2 * h + 2; c++) total += s[4 * j + c] = exp2_of(fmaf(s[4 * j + c], a.scale2, -most));
-                total = sum_of_four(total);
-                scale[h] = 1.f / total;
-                const int head = (16 * warp + g + 8 * h) % HPG;
-                if (pair[h] >= 0 && t == 0)
-                    a.lse[((long long)(x.bg - a.bg) * a.n_pairs + pair[h]) * HPG + head] = most + log2f(total);
+                for (int j = 1; j < BN / 8; j++) most[h] = fmaxf(most[h], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
             }
+#pragma unroll
+            for (int lanes = 1; lanes < 4; lanes *= 2)
+#pragma unroll
+                for (int h = 0; h < 2; h++) most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], lanes));
+#pragma unroll
+            for (int h = 0; h < 2; h++) most[h] *= a.scale2;
+#pragma unroll
+            for (int j = 0; j < BN / 2; j++) total[j / 2 % 2] += s[j] = exp2_of(fmaf(s[j], a.scale2, -most[j / 2 % 2]));
             u32 p[BN / 16][4];
             as_operand<BN>(p, s);
             products_begin();
 #pragma unroll
             for (int k = 0; k < BN / 16; k++) multiply<1>(o, p[k], further(v_across, k * 2048), k > 0);
             products_close();
-            products_wait<0>();
+            // While these run: no sum is less than 1.
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const long long row = ((long long)(x.bg - a.bg) * a.n_pairs + pair[h]) * HPG + (16 * warp + g + 8 * h) % HPG;
-                store_row<DV>((u32 *)a.o + row * (DV / 2), o, h, t, scale[h], pair[h] >= 0);
+                total[h] = sum_of_four(total[h]);
+                scale[h] = __fdividef(1.f, total[h]);
             }
+            sync_some(1 + w, 160);
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (t == 0) store_one(base + AT_LSE + w * 256 + (16 * warp + g + 8 * h) * 4, most[h] + __log2f(total[h]));
+            products_wait<0>();
+            const u32 to = base + AT_O + w * DVC * 8192 + (16 * warp + lane % 16) * 128 + ((lane / 16 ^ lane % 8) << 4);
+#pragma unroll
+            for (int j = 0; j < DV / 16; j++) {
+                const int i = 8 * j;
+                store_matrices((to ^ (j % 4 << 5)) + j / 4 * 8192, pack(o[i] * scale[0], o[i + 1] * scale[0]),
+                               pack(o[i + 2] * scale[1], o[i + 3] * scale[1]), pack(o[i + 4] * scale[0], o[i + 5] * scale[0]),
+                               pack(o[i + 6] * scale[1], o[i + 7] * scale[1]));
+            }
+            fence_async();
+            arrive_some(1 + WGS + w, 160);
         }
         before += x.steps;
         __syncwarp();
@@ -143,6 +181,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WGS + 1), 1) gather_forward(
     if (warp < 4) {
         give_registers<24>();
         if (warp == 0) bring(a, base, lane);
+        if (warp > 0 && warp <= WGS) bring_out(a, base, warp - 1, lane);
     } else {
         take_registers<160>();
         consume(a, base, warp / 4 - 1);

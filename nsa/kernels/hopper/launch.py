@@ -18,6 +18,8 @@ from nsa.kernels.problem import Problem, capability, ceil_div
 __all__ = ["HopperBackward", "Run", "backward_sources", "scratch", "sums_queries", "why_no_gather", "why_no_wgmma"]
 
 _KEYS = 128
+_ONE_WARP = 6
+"""Heads of a group from which on one warp keeps up with asking for a box for each token."""
 _DENSE, _GATHER = "dense_backward", "gather_backward"
 Lists = tuple[Tensor, Tensor, Tensor, Tensor]
 """Pairs, offsets, tile offsets, and the block of each tile: :class:`nsa.kernels.launch.Index`."""
@@ -76,7 +78,8 @@ def _gather_constants(p: Problem) -> tuple[Constants, int]:
     tile, row, stages, parts = gathered_rows(dk), 2 * (dk + dv), 4, int(not sums_queries(p))
     constants = (
         ("DK", dk), ("DV", dv), ("BM", tile), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile),
-        ("PARTS", parts), ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
+        ("PARTS", parts), ("SPLIT", int(p.hpg < _ONE_WARP)), ("STAGES", stages),
+        ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     shared = 64 * row + stages * tile * (row + 8) + 4 * tile * 128 + 2 * tile * dk * (2 if parts else 4)
     shared += 8 * (2 + 3 * stages)

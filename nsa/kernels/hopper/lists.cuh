@@ -1,6 +1,6 @@
 // What the kernels that gather share; they name it after their `Arguments`.
 //
-// Constants: TT (pairs of a work tile), TOKENS (that are taken at a time).
+// Constants: TT (pairs of a work tile), TOKENS (that are taken at a time), HPG, NTOP.
 
 // A work tile, and the next one of this block of threads.
 struct Work {
@@ -26,4 +26,23 @@ struct Work {
         return true;
     }
     DEVICE void next() { tile += gridDim.x; }
+};
+
+// Boxes of a step's tokens, CHUNKS of 64 columns for each, a lane each. They are found a step before they are asked for.
+template <int CHUNKS> struct Boxes {
+    static constexpr int ROUNDS = (TOKENS * CHUNKS + 31) / 32;
+    int pair[ROUNDS];
+
+    // Beyond the end the last token comes again. Nothing here waits for memory.
+    DEVICE void find(const Work &x, int e, int lane) {
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) pair[r] = x.pairs[min(e + (lane + 32 * r) / CHUNKS, x.end - 1)];
+    }
+    template <class Copy> DEVICE void bring(const Work &x, int lane, Copy copy) const {
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const int slot = (lane + 32 * r) / CHUNKS;
+            if (slot < TOKENS) copy(slot, (lane + 32 * r) % CHUNKS, pair[r] / NTOP);
+        }
+    }
 };

@@ -81,10 +81,12 @@ DEVICE void add_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int 
                  ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
-// Stores a box in shared memory to a tensor map's tensor.
+// Stores a box in shared memory to a tensor map's tensor, whose lines leave the L2 cache first: nothing reads them soon.
 DEVICE void put_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int c3) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-                 ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+    u64 first;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;"
+                 ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(first)
                  : "memory");
 }
 DEVICE void put_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -153,6 +155,11 @@ DEVICE float high_of(u32 x) {
 DEVICE void store_matrices_transposed(u32 to, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 DEVICE float2 load_two(u32 from) {
