@@ -101,6 +101,7 @@ def cells(*, full: bool) -> Iterator[Cell]:
         for phi in (0.0, 0.5, 0.8, 0.95) if full else (0.0, 0.8):
             for steps in (120, 300, 1500) if full else (300,):
                 yield Cell(phi, 0.02, steps=steps, step_cv=step_cv)
+    yield from (Cell(phi, 0.02, steps=steps, step_cv=0.07) for phi in (0.5, 0.9) for steps in (30, 60))
     if full:
         yield from (Cell(0.5, 0.02, "pause 25"), Cell(0.0, 0.02, "ramp"), Cell(0.8, 0.02, "bursts"))
 

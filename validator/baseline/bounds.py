@@ -2,6 +2,9 @@
 
 Three distances add up. The next run differs from the mean of the good ones: a prediction interval. Its verdict needs
 the whole interval on the right side: half of the width that the interval will have. And a margin that the user states.
+
+The interval of a few rows that wander may hold half of the mean, though no row was that slow. The next run passes if
+all its parts do, so the bound then starts from the worst row, by the rows' own scatter.
 """
 
 from __future__ import annotations
@@ -192,16 +195,26 @@ def _metric_bound(
     within = _within(runs, metric.name) if metric.window == "steady" else 0.0
     row = _noise(runs, metric)
     # What enough runs differ by has the noise of a row, and of a run, in it.
-    noise, wander = (0.0, 0.0) if measured else ((_ROW_NOISE * abs(mean) if row is None else row) / abs(mean), within)
-    next_run = math.hypot(reach * cv, NORMAL_975 * noise, _WANDER * wander) * math.sqrt(1 / repeats + 1 / n)
-    own = _interval(cv, within, repeats, runbook.defaults.run_cv) if metric.window == "steady" else 0.0
+    noise = 0.0 if measured else (_ROW_NOISE * abs(mean) if row is None else row) / abs(mean)
     sign = -1.0 if operator == ">=" else 1.0
-    value = mean
-    for distance in (next_run, own, margin):
-        value *= 1.0 + sign * min(distance, 0.9)
-    parts = [f"{format_percent(next_run)} for the next run"]
-    parts += [f"{format_percent(own)} for its interval"] if own else []
-    parts += [f"{format_percent(margin)} margin"]
+
+    def eased(start: float, within: float) -> tuple[float, list[str]]:
+        """The bound by which the next run passes from `start` on, and its distances as text."""
+        wander = 0.0 if measured else within
+        next_run = math.hypot(reach * cv, NORMAL_975 * noise, _WANDER * wander) * math.sqrt(1 / repeats + 1 / n)
+        own = _interval(cv, within, repeats, runbook.defaults.run_cv) if metric.window == "steady" else 0.0
+        for distance in (next_run, own, margin):
+            start *= 1.0 + sign * min(distance, 0.9)
+        parts = [f"{format_percent(next_run)} for the next run"]
+        parts += [f"{format_percent(own)} for its interval"] if own else []
+        return start, [*parts, f"{format_percent(margin)} margin"]
+
+    value, parts = eased(mean, within)
+    if within and (found := _worst_row(runs, metric, sign)) is not None:
+        worst, scatter = found
+        by_row, distances = eased(worst, min(scatter, within))
+        if sign * by_row < sign * value:  # a few rows that wander leave their mean open to more than any of them shows
+            value, parts = by_row, [f"from its worst row of {format_number(worst)} on: {distances[0]}", *distances[1:]]
     value = _rounded(value, up=operator == "<=")
     first = _first(runs, metric)
     if first is not None and sign * mean < sign * first and sign * _between(mean, first) < sign * value:
@@ -262,6 +275,18 @@ def _first(runs: Sequence[RunReport], metric: Metric) -> float | None:
     """Where the curve began of which a bound takes the last value; None for another statistic."""
     seen = [stats.first for run in runs if (stats := run.metrics.get(metric.name)) and stats.first is not None]
     return float(np.mean(seen)) if seen and metric.statistic == "last" else None
+
+
+def _worst_row(runs: Sequence[RunReport], metric: Metric, sign: float) -> tuple[float, float] | None:
+    """The slowest row of the runs, beyond which no mean of theirs can lie, and by how much of the mean rows vary. None
+    where a run does not say it."""
+    seen = [stats for run in runs if (stats := run.metrics.get(metric.name)) is not None]
+    rows = [one.min if sign < 0 else one.max for one in seen]
+    known = [one for one in rows if one is not None and one > 0]
+    scatter = [one.cv for one in seen if one.cv is not None]
+    if not known or not len(known) == len(scatter) == len(seen):
+        return None
+    return (min if sign < 0 else max)(known), float(np.mean(scatter))
 
 
 def _between(last: float, first: float) -> float:

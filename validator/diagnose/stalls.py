@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,6 +42,12 @@ _EVEN = 0.8
 _SLACKS = 5
 """How many times as long as the uncertainty of where a pause was its period must be to be seen."""
 
+_MIN_TURNS = 6
+"""Slow rows, and fast ones, that must take turns."""
+
+_MOST_ROWS = 1000
+"""Rows in which the period of turns is looked for: it takes the square of as many."""
+
 _MOST, _MIN_REGULAR = 0.6, 5
 """Share, and number, of the slow steps that must keep a period for the others to be taken for other pauses."""
 
@@ -51,13 +58,15 @@ _EVERY = re.compile(r"every|interval|freq|steps|period")
 @dataclass(frozen=True)
 class _Stalls:
     """Slow rows `at [k]`, the seconds that each took beyond the median, and their share of the time; `since` is the
-    first step that was looked at, and a pause may have been up to `slack` steps before the row that holds it."""
+    first step that was looked at, and a pause may have been up to `slack` steps before the row that holds it. `between`
+    is given where rows of many steps tell which periods there may be, the least and the largest."""
 
     at: Steps
     extra_s: Floats
     lost: float
     since: int
     slack: int = 0
+    between: tuple[int, int] | None = None
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> _Stalls:
         """Those of the rows that are `chosen [k]`."""
@@ -73,7 +82,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
     if not run.timed or run.failed:
         return
     for steps, times, covered, path, what in _step_clocks(run):
-        if len(steps) < 2 * MIN_ROWS:
+        if len(steps) < 2 * _MIN_TURNS:
             continue
         usual = f"median step {format_number(float(np.median(times / covered)))} s"
         if (groups := even_rows(covered)) is not None:
@@ -90,7 +99,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _by_rhythm(stalls: _Stalls, steps: Steps) -> Iterator[_Stalls]:
     """The stalls; or, where some keep a period and others none, first those and then these."""
-    regular = _regular(stalls, steps[stalls.at])
+    regular = None if stalls.between is not None else _regular(stalls, steps[stalls.at])
     if regular is None:
         yield stalls
         return
@@ -101,15 +110,16 @@ def _by_rhythm(stalls: _Stalls, steps: Steps) -> Iterator[_Stalls]:
 
 def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None, what: str) -> Diagnosis | None:
     """What stalls at the steps `at [k]` are; None where they are declared, cost nothing, or are a busy machine's."""
-    period = _period(at, stalls.since, stalls.slack)
+    period = _roundest(*stalls.between) if stalls.between else _period(at, stalls.since, stalls.slack)
     hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
     if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
         return None  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
     if len(at) < _MIN_REGULAR and float(np.median(stalls.extra_s)) < _MIN_STALL_S:
         return None  # of a few such delays, three or four keep a period by chance in 1 to 3 runs of 100
-    if stalls.lost < _LOST_INFO or _is_declared(run, at, period):
+    least, largest = stalls.between or (period or 0, period or 0)
+    if stalls.lost < _LOST_INFO or _is_declared(run, at, range(least, largest + 1)):
         return None
-    about = "about " if stalls.slack else ""
+    about = "about " if stalls.slack or least != largest else ""
     rhythm = f"{about}every {period} steps" if period is not None else f"{len(at)} times without a period"
     longest, gap = _longest(stalls, at)
     meant = _reason_if_meant(run, at, period)
@@ -210,9 +220,11 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
 
     On each lasting level its own median counts.
     """
+    each = times / covered
+    if (turns := _turns(steps, each, covered)) is not None:  # before medians, which may be those of slow rows
+        return turns
     if len(times) < 2 * MIN_ROWS:
         return None
-    each = times / covered
     usual, spread = covered * np.median(each), np.empty(len(times))
     spread.fill(1.4826 * float(np.median(np.abs(times - usual))))
     for level in levels if len(levels) > 1 else ():
@@ -221,10 +233,6 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
             usual[own] = covered[own] * np.median(each[own])
             spread[own] = 1.4826 * np.median(np.abs(times[own] - usual[own]))
     at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
-    if (every_other := _every_other(each, covered)) is not None:  # half of the rows, so that the median may be theirs
-        at, beside = every_other
-        extra = times[at] - covered[at] * beside
-        return _Stalls(at, extra, float(extra.sum() / times.sum()), int(steps[0]))
     if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None
     if _adjoin(at):  # a stretch of slow steps is a level of its own, and long pauses may stand out of it
@@ -245,20 +253,81 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
     return replace(whole, at=at, extra_s=extra, slack=slack)
 
 
-def _every_other(each: Floats, covered: Floats) -> tuple[npt.NDArray[np.intp], Floats] | None:
-    """Every other row of many steps, where each is slower than both beside it, and the mean of these two; else None.
+def _turns(steps: Steps, each: Floats, covered: Floats) -> _Stalls | None:
+    """The rows of many steps that are slow, where they take turns with fast ones as pauses with a period make them: a
+    pause every 25 steps falls into two rows of five that have ten steps each. None where they do not.
 
-    Rows of single steps may alternate by what they do.
+    Rows of single steps may take turns by what they do.
     """
     if np.median(covered) < _SET_PERIOD:
         return None
+    found = _every_other(each) or _two_kinds(each)
+    if found is None:
+        return None
+    at, usual, (low, high) = found
+    row, even = float(np.median(covered)), len({*np.diff(at).tolist()}) == 1
+    least, largest = math.floor(low * row) + 1, math.ceil(high * row) - 1
+    if even or least > largest:
+        least = largest = round((at[1] - at[0] if even else (low + high) / 2) * row)
+    extra = (each - usual)[at] * covered[at]
+    lost = float(extra.sum() / (each * covered).sum())
+    return _Stalls(at, extra, lost, int(steps[0]), between=(least, largest))
+
+
+_Turns = tuple[npt.NDArray[np.intp], Floats, tuple[float, float]]
+"""Slow rows, what each row would take without its pause, and between which numbers of rows the period lies."""
+
+
+def _every_other(each: Floats) -> _Turns | None:
+    """Every other row, where each is slower than both beside it."""
     before, after = np.roll(each, 1), np.roll(each, -1)
     before[0], after[-1] = after[0], before[-1]
     for parity in (0, 1):
         at = np.arange(parity, len(each), 2)
-        if len(at) >= _MIN_REGULAR and bool((each[at] > _SLOW * np.maximum(before, after)[at]).all()):
-            return at, (before + after)[at] / 2
+        if len(at) >= _MIN_TURNS and bool((each[at] > _SLOW * np.maximum(before, after)[at]).all()):
+            return at, (before + after) / 2, (2.0, 2.0)
     return None
+
+
+def _two_kinds(each: Floats) -> _Turns | None:
+    """The slow ones of two kinds of rows, with nothing between the two, where the pauses of one period explain them."""
+    if len(each) < 2 * MIN_ROWS:
+        return None
+    order = np.argsort(each)
+    ratios = each[order][1:] / each[order][:-1]
+    fast, slow = np.split(order, [int(np.argmax(ratios)) + 1])
+    if ratios.max() < _SLOW or min(len(fast), len(slow)) < _MIN_TURNS:
+        return None
+    at, some = np.sort(slow), min(len(each), _MOST_ROWS)
+    periods = _periods_of(at[at < some], some)
+    return None if periods is None else (at, np.full(len(each), np.median(each[fast])), periods)
+
+
+def _roundest(least: int, largest: int) -> int:
+    """The number of these that a setting most likely has."""
+    for unit in (1000, 500, 100, 50, 25, 10, 5):
+        if (found := largest // unit * unit) >= least:
+            return found
+    return (least + largest) // 2
+
+
+def _periods_of(at: npt.NDArray[np.intp], n: int) -> tuple[float, float] | None:
+    """Between which periods, in rows, pauses lie of which one falls into each of the rows `at [k]` of `n` and none into
+    the others. None where no period, or one of less than a row, does that."""
+    k, number = len(at), np.arange(len(at))
+    apart, turns = at[None, :] - at[:, None], number[None, :] - number[:, None]
+    later = turns > 0
+    if not later.any():
+        return None
+    # The pause before the first one lies before all rows, that after the last one behind them.
+    low = max(
+        1.0,
+        float(((apart - 1)[later] / turns[later]).max()),
+        float((at / (number + 1)).max()),
+        float(((n - 1 - at) / (k - number)).max()),
+    )
+    high = float(((apart + 1)[later] / turns[later]).min())
+    return (low, high) if low < high else None
 
 
 def _adjoin(at: npt.NDArray[np.intp]) -> bool:
@@ -316,7 +385,7 @@ def _most_regular(steps: Steps) -> npt.NDArray[np.bool_] | None:
     return None
 
 
-def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
+def _is_declared(run: RunFacts, steps: Steps, periods: Collection[int]) -> bool:
     """Whether the pauses are those of a validation or a checkpoint, by val.csv or by a setting with a cadence."""
     recorded = run.result.series.get("val.loss") or next(
         (one for name, one in run.result.series.items() if name.startswith(("val.", "val_"))), None
@@ -330,4 +399,5 @@ def _is_declared(run: RunFacts, steps: Steps, period: int | None) -> bool:
         as_number(value) for name, value in settings.items() if _CADENCE.match(name.lower()) and _EVERY.search(name)
     ]
     cadences.append(run.spec.pause_every)
-    return period is not None and any(one is not None and one >= 1 and period % int(one) == 0 for one in cadences)
+    asked = [int(one) for one in cadences if one is not None and one >= 1]
+    return any(period and period % one == 0 for period in periods for one in asked)

@@ -392,16 +392,46 @@ def test_pauses_in_rows_of_unequal_steps(tmp_path: Path, pause: float) -> None:
         assert not pause or name == "pairs" or "about every 40 steps" in shown["periodic-stall"].message
 
 
-@pytest.mark.parametrize(("pause", "rows"), [(4.0, 29), (4.0, 30), (0.0, 29)])
+def of_rows(tmp_path: Path, lasted: Sequence[float], each: int, **more: Any) -> dict[str, Finding]:
+    """What a run shows whose rows cover `each` steps and took these seconds."""
+    steps = [each * (i + 1) for i in range(len(lasted))]
+    losses = [4 + 2 / (i + 1) for i in range(len(lasted))]
+    write_csv(tmp_path, [each * 256 / one for one in lasted], losses=losses, steps=steps)
+    return of_run(tmp_path, steps=steps[-1], tokens_per_step=256, **more)
+
+
+@pytest.mark.parametrize(("pause", "rows"), [(4.0, 29), (4.0, 30), (4.0, 14), (0.0, 29), (0.0, 14)])
 def test_a_pause_in_every_other_row(tmp_path: Path, pause: float, rows: int) -> None:
     """Half of the rows hold one, so that the median may be one of them: rows of 20 steps, a pause every 40."""
-    steps = list(range(20, 20 * rows + 20, 20))
     noise = times()
-    lasted = [20 * 0.2 * noise[i] / 2 + (pause if step % 40 == 0 else 0) for i, step in enumerate(steps)]
-    losses = [4 + 2 / (i + 1) for i in range(rows)]
-    write_csv(tmp_path, [20 * 256 / one for one in lasted], losses=losses, steps=steps)
-    shown = of_run(tmp_path, steps=steps[-1], tokens_per_step=256)
+    shown = of_rows(tmp_path, [20 * 0.2 * noise[i] / 2 + (pause if i % 2 else 0) for i in range(rows)], 20)
     assert ("periodic-stall" in shown) == bool(pause)
     if pause:
         assert "s more every 40 steps (steps " in shown["periodic-stall"].message
         assert shown["periodic-stall"].severity == "warning"
+
+
+@pytest.mark.parametrize("period", [12, 15, 17, 25, 35, 70])
+def test_a_pause_whose_period_is_no_whole_number_of_rows(tmp_path: Path, period: int) -> None:
+    """Two slow rows of three had been the usual ones, and two of five without a period."""
+    noise = times()
+    pauses = [sum(step % period == 0 for step in range(10 * i + 1, 10 * i + 11)) for i in range(60)]
+    shown = of_rows(tmp_path, [noise[i] + 0.5 * n for i, n in enumerate(pauses)], 10)["periodic-stall"]
+    assert f"every {period} steps (steps " in shown.message
+    assert (shown.severity, shown.confidence) == ("warning", "high")
+
+
+def test_a_validation_between_rows_is_declared(tmp_path: Path) -> None:
+    noise = times()
+    pauses = [sum(step % 25 == 0 for step in range(10 * i + 1, 10 * i + 11)) for i in range(60)]
+    lasted = [noise[i] + 0.5 * n for i, n in enumerate(pauses)]
+    assert "periodic-stall" not in of_rows(tmp_path, lasted, 10, pause_every=25)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_machine_of_two_speeds_has_no_period(tmp_path: Path, seed: int) -> None:
+    """Rows of 40 and 57 ms a step by turns of no length."""
+    rng = random.Random(seed)
+    shown = of_rows(tmp_path, [one * rng.choice((1.0, 1.4)) for one in times(seed=seed)[:40]], 10)
+    stall = shown.get("periodic-stall")
+    assert stall is None or "without a period" in stall.message
