@@ -20,7 +20,7 @@ demo: $(STAMP)
 
 # Many tests measure time, which a crowded machine takes away: what fails beside others runs once more, alone.
 test: $(STAMP) lint docs
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 150 --durations-min 2 || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # What a change anywhere can break, in a minute.
 quick: $(STAMP) lint

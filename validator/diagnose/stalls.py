@@ -59,7 +59,7 @@ _EVERY = re.compile(r"every|interval|freq|steps|period")
 class _Stalls:
     """Slow rows `at [k]`, the seconds that each took beyond the median, and their share of the time; `since` is the
     first step that was looked at, and a pause may have been up to `slack` steps before the row that holds it. `between`
-    is given where rows of many steps tell which periods there may be, the least and the largest."""
+    is given where rows of many steps show which periods there may be, the least and the largest."""
 
     at: Steps
     extra_s: Floats
