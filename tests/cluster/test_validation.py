@@ -15,10 +15,16 @@ ALONE = {"id": "alone", "kind": "train", "on": "each", "steps": 30, "accept": ["
 TOGETHER = {"id": "together", "kind": "train", "steps": 30, "accept": ["loss.last < loss.first"]}
 
 MakeSite = Callable[[str], Site]
-engines = pytest.mark.parametrize("engine", ["local", "ssh", "slurm", "job"])
+ENGINES = ("local", "ssh", "slurm", "job")
 
 
-@engines
+def engines(*always: str) -> pytest.MarkDecorator:
+    """All engines, of which those run in every test run that have no other test of the kind."""
+    rest = (pytest.param(one, marks=pytest.mark.long) for one in ENGINES if one not in always)
+    return pytest.mark.parametrize("engine", [*always, *rest])
+
+
+@engines("local", "slurm")
 def test_the_same_faults_have_the_same_verdicts(engine: str, site_of: MakeSite) -> None:
     """n2 is slower by 30 %, then exits by itself, then dies with what runs on it."""
     site = site_of(engine)
@@ -40,7 +46,7 @@ def test_the_same_faults_have_the_same_verdicts(engine: str, site_of: MakeSite) 
     assert site.left() == []
 
 
-@engines
+@engines("ssh", "job")
 def test_healthy_nodes_are_go_also_with_a_spare_one_in_place_of_one_that_dies(engine: str, site_of: MakeSite) -> None:
     site = site_of(engine)
     phases = [NODES_ALIKE, ALONE, TOGETHER, {**TOGETHER, "id": "after"}]

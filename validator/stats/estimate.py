@@ -18,8 +18,7 @@ import numpy as np
 
 from validator.model.catalogue import MAY_MISS, MIN_REPEATS, QUANTILES
 from validator.model.result import Floats
-from validator.stats.autocorrelation import effective_values, independent_rows, is_constant, mean_half_width
-from validator.stats.distributions import t_quantile
+from validator.stats.autocorrelation import independent_rows, is_constant, mean_half_width
 from validator.stats.rows import Windowed
 from validator.stats.timing import Timing
 from validator.stats.window import SteadyWindow
@@ -206,10 +205,9 @@ def _without_rounding(influence: Floats, half: float) -> Floats:
 def _from_influence(point: float, influence: Floats, *, seed: str, what: str, bias: float = 0.0) -> Estimate:
     """A statistic whose error is the mean of `influence [n]`, what each row contributes to it (delta method).
 
-    The standard error is that of the long-run variance (`effective_values`), with Student's t for the effective sample
-    size; the half width of the 95 % interval is greater by the `bias` that the statistic may have. The replicates are a
-    multiplier bootstrap of blocks, with the same multipliers for every metric of a file, so that what two of them share
-    cancels in a difference.
+    The half width of the 95 % interval is `mean_half_width`, and greater by the `bias` that the statistic may have. The
+    replicates are a multiplier bootstrap of blocks, with the same multipliers for every metric of a file, so that what
+    two of them share cancels in a difference.
     """
     n = len(influence)
     if n < 2:
@@ -217,11 +215,10 @@ def _from_influence(point: float, influence: Floats, *, seed: str, what: str, bi
     constant = is_constant(influence + point)
     if constant and not bias:
         return Estimate(point, np.full(REPLICATES, point))
-    effective = float(n) if constant else max(effective_values(influence), 2.0)
-    error = 0.0 if constant else float(influence.std(ddof=1)) / math.sqrt(effective)
-    if not math.isfinite(effective) or not math.isfinite(error) or not math.isfinite(bias):
+    half = 0.0 if constant else mean_half_width(influence, level=LEVEL)
+    if not math.isfinite(half) or not math.isfinite(bias):
         raise TooFewSamples(f"{what} holds values too large to compute with")
-    error = (error * t_quantile((1 + LEVEL) / 2, effective - 1) + bias) / NORMAL_975
+    error = (half + bias) / NORMAL_975
     edges = np.linspace(0, n, min(n, _BLOCKS) + 1).astype(np.int64)[:-1]
     sums = np.add.reduceat(influence - influence.mean(), edges)
     scale = float(np.abs(sums).max())
