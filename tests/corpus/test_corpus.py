@@ -18,11 +18,11 @@ import pytest
 
 SETS = sorted(path.parent for path in Path(__file__).parent.glob("*/run.py"))
 SAMPLE = {
-    "a": ("halves-at-fiftyfive-soak", "steady-thousands", "goes-on-from-a-checkpoint"),
-    "b": ("s11_seconds_as_ms", "h26_crlf_quoted", "h32_poor_rank"),
-    "c": ("s_soak_drop", "h_norm_printed_zero", "h_warm_restarts"),
-    "d": ("gnn-processor-clock", "frozen-loss"),
-    "e": ("coarse_clock", "workers_without_launcher"),
+    "a": ("halves-at-fiftyfive-soak", "pauses-left-out-csv", "steady-thousands", "goes-on-from-a-checkpoint"),
+    "b": ("s19_diverges_weak_bound", "s11_seconds_as_ms", "h26_crlf_quoted", "h32_poor_rank"),
+    "c": ("s_soak_drop", "h_text_columns", "h_norm_printed_zero", "h_warm_restarts"),
+    "d": ("gnn-processor-clock", "boxes", "frozen-loss"),
+    "e": ("coarse_clock", "hiccups_without_period", "workers_without_launcher"),
     "f": ("mean_hides_halving", "clock_set_back"),
 }
 DISPUTED = {

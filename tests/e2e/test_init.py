@@ -336,6 +336,33 @@ def test_a_trainer_that_wants_a_new_folder_gets_one(refusal: str, cli, workdir: 
     assert "{out}/trained" in (workdir / "my-train.yaml").read_text(encoding="utf-8")
 
 
+_RANDOM_TOKENS = """
+import argparse, random, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=200)
+args = parser.parse_args()
+for step in range(1, args.steps + 1):
+    time.sleep(0.01)
+    print(f"step {step} loss {[5.68, 5.65, 5.66][step % 3] + step % 7 / 500:.4f}", flush=True)
+"""
+
+
+def test_no_fall_is_asked_of_a_loss_that_stays(cli, workdir: Path) -> None:
+    """The first row is among the lowest, so that the last one misses it."""
+    (workdir / "train.py").write_text(_RANDOM_TOKENS)
+    answer = cli("run", "--steps", "200", "--", "python", "train.py")
+    assert answer.rc == 3, answer.out + answer.err
+    assert "One row varies by" in " ".join(answer.out.split())
+    (run,) = (workdir / "reports").glob("*train*")
+    made = cli("init", "--from-run", f"reports/{run.name}")
+    assert made.rc == 0
+    assert "Note    baseline: no fall of the loss is asked: it went from 5.652 to 5.668 nat, and" in made.out
+    asked = {phase.id: [one.expr for one in phase.accept] for phase in load(workdir / "train.yaml").runbook.phases}
+    assert "loss.last < loss.first" not in [*asked["baseline"], *asked["soak"]]
+    (end,) = [one for one in asked["baseline"] if one.startswith("loss.last <= 6")]
+    assert end in asked["soak"]
+
+
 _ITS_OWN_FOLDER = """
 import argparse, os, time
 parser = argparse.ArgumentParser()

@@ -23,7 +23,7 @@ from validator.model.settings import repeats_of
 from validator.model.verdict import RunReport, ValidationReport
 from validator.stats.distributions import t_quantile
 from validator.stats.estimate import LEVEL, NORMAL_975
-from validator.stats.means import pooled_cv
+from validator.stats.means import is_flat, pooled_cv
 from validator.text import format_number, format_percent, listed, plural
 
 _LEARNED = 0.1
@@ -188,39 +188,31 @@ def _metric_bound(
     margin: float,
 ) -> MetricBound:
     operator = ">=" if metric.better == "higher" else "<="
+    sign = -1.0 if operator == ">=" else 1.0
     runs, mean, n = good.runs, float(np.mean(values)), len(values)
-    repeats = repeats_of(runbook, phase)
     cv, measured = _variation(values, runbook.defaults.run_cv)
-    reach = t_quantile((1 + LEVEL) / 2, n - 1) if measured else NORMAL_975
     within = _within(runs, metric.name) if metric.window == "steady" else 0.0
     row = _noise(runs, metric)
     # What enough runs differ by has the noise of a row, and of a run, in it.
     noise = 0.0 if measured else (_ROW_NOISE * abs(mean) if row is None else row) / abs(mean)
-    sign = -1.0 if operator == ">=" else 1.0
-
-    def eased(start: float, within: float) -> tuple[float, list[str]]:
-        """The bound by which the next run passes from `start` on, and its distances as text."""
-        wander = 0.0 if measured else within
-        next_run = math.hypot(reach * cv, NORMAL_975 * noise, _WANDER * wander) * math.sqrt(1 / repeats + 1 / n)
-        own = _interval(cv, within, repeats, runbook.defaults.run_cv) if metric.window == "steady" else 0.0
-        for distance in (next_run, own, margin):
-            start *= 1.0 + sign * min(distance, 0.9)
-        parts = [f"{format_percent(next_run)} for the next run"]
-        parts += [f"{format_percent(own)} for its interval"] if own else []
-        return start, [*parts, f"{format_percent(margin)} margin"]
-
-    value, parts = eased(mean, within)
+    spread = _Spread(cv, measured, noise, n, repeats_of(runbook, phase), runbook.defaults.run_cv)
+    distances = spread.distances(within, margin, steady=metric.window == "steady")
+    value, parts = distances.beyond(mean, sign), distances.parts()
     if within and (found := _worst_row(runs, metric, sign)) is not None:
         worst, scatter = found
-        by_row, distances = eased(worst, min(scatter, within))
+        distances = spread.distances(min(scatter, within), margin, steady=True)
+        by_row = distances.beyond(worst, sign)
         if sign * by_row < sign * value:  # a few rows that wander leave their mean open to more than any of them shows
-            value, parts = by_row, [f"from its worst row of {format_number(worst)} on: {distances[0]}", *distances[1:]]
+            value, parts = by_row, distances.parts(f"from its worst row of {format_number(worst)} on: ")
     value = _rounded(value, up=operator == "<=")
     first = _first(runs, metric)
     if first is not None and sign * mean < sign * first and sign * _between(mean, first) < sign * value:
-        value = _between(mean, first)
-        side = "below" if operator == "<=" else "above"
-        parts += [f"but {side} the first value of {format_number(first)}, where a run ends that learned nothing"]
+        start = f"the first value of {format_number(first)}"
+        if all(is_flat(one) for run in runs if (one := run.metrics.get(metric.name)) is not None):
+            parts += [f"and not below {start}, for one row varies by {format_number(row or 0.0)}"]
+        else:
+            value = _between(mean, first)
+            parts += [f"but {'below' if sign > 0 else 'above'} {start}, where a run ends that learned nothing"]
     known_by = "measured" if measured else "seen in few" if cv > runbook.defaults.run_cv else "assumed"
     source = f"{format_percent(cv)} between runs, {known_by}"
     assumed = ", assumed, since the run does not say it" if row is None and noise else ""
@@ -237,6 +229,49 @@ def _metric_bound(
         f"{', '.join(parts)}; from {', '.join(good.names)}",
         warnings=tuple(_warnings(metric, good, distance, row is None and not measured)),
     )
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """By how much of a value its bound lies beyond it, each on top of the one before; `interval` is None where the
+    next verdict has none."""
+
+    next_run: float
+    interval: float | None
+    margin: float
+
+    def beyond(self, value: float, sign: float) -> float:
+        """The bound by which the next run passes that may lie at `value`."""
+        for distance in (self.next_run, self.interval or 0.0, self.margin):
+            value *= 1.0 + sign * min(distance, 0.9)
+        return value
+
+    def parts(self, start: str = "") -> list[str]:
+        """As text, which says first from where on."""
+        own = [f"{format_percent(self.interval)} for its interval"] if self.interval else []
+        next_run = f"{start}{format_percent(self.next_run)} for the next run"
+        return [next_run, *own, f"{format_percent(self.margin)} margin"]
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """What `n` runs show of the next, of as many `repeats`: by `cv` of the mean they differ, `measured` or assumed, and
+    by `noise` one row does."""
+
+    cv: float
+    measured: bool
+    noise: float
+    n: int
+    repeats: int
+    run_cv: float
+
+    def distances(self, within: float, margin: float, *, steady: bool) -> _Distances:
+        """Those of a mean that each run knows to `within`."""
+        reach = t_quantile((1 + LEVEL) / 2, self.n - 1) if self.measured else NORMAL_975
+        wander = 0.0 if self.measured else within
+        one = math.hypot(reach * self.cv, NORMAL_975 * self.noise, _WANDER * wander)
+        own = _interval(self.cv, within, self.repeats, self.run_cv) if steady else None
+        return _Distances(one * math.sqrt(1 / self.repeats + 1 / self.n), own, margin)
 
 
 def _warnings(metric: Metric, good: _Good, distance: float, noise_unknown: bool) -> Iterator[str]:

@@ -32,6 +32,23 @@ def with_bounds(text: str, bounds: Sequence[MetricBound]) -> str:
     return text
 
 
+def without_criterion(text: str, phase: str, expr: str, *, why: str) -> str:
+    """The runbook's text with a comment in place of a criterion, which has a line of its own; as it is where none has.
+
+    Raises:
+        CannotEdit: when the phase cannot be found.
+    """
+    accept = value_of(_phase_node(text, phase), "accept")
+    if not isinstance(accept, yaml.SequenceNode) or accept.flow_style or len(accept.value) < 2:
+        return text
+    for item in accept.value:
+        if isinstance(item, yaml.ScalarNode) and item.value == expr:
+            start, end = _line_of(text, item.start_mark.index), _end_of(item)
+            end = len(text) if "\n" not in text[end:] else text.index("\n", end)
+            return f"{text[:start]}{' ' * accept.start_mark.column}# {why}{text[end:]}"
+    return text
+
+
 def _with_bound(text: str, bound: MetricBound) -> str:
     phase = _phase_node(text, bound.phase)
     accept = value_of(phase, "accept")

@@ -259,7 +259,7 @@ def _turns(steps: Steps, each: Floats, covered: Floats) -> _Stalls | None:
 
     Rows of single steps may take turns by what they do.
     """
-    if np.median(covered) < _SET_PERIOD:
+    if np.median(covered) < _SET_PERIOD or each.min() <= 0:  # rows of one burst have no time of their own
         return None
     found = _every_other(each) or _two_kinds(each)
     if found is None:

@@ -29,6 +29,9 @@ _WARMUP = 20
 _UNKNOWN_STEPS = 300
 """Steps of a baseline where the time of a step is not known."""
 
+LEARNS = "loss.last < loss.first"
+"""What is asked of a loss of which nothing else is known."""
+
 _SKELETON = "step {step} .*loss {loss}"
 """A pattern to start from, where nothing was recognized."""
 
@@ -261,7 +264,7 @@ def _baseline(watched: WatchedCommand, lengths: Lengths, *, steps_open: bool) ->
         yield "    steps_open: true    # nothing says how many steps the trainer does by itself"
     yield "    accept:"
     if "loss" in series or not series:
-        yield "      - loss.last < loss.first"
+        yield f"      - {LEARNS}"
     yield "      # A bound of ? is still open, and with one there is no GO. Write a number, or let a run fill it in:"
     yield "      # validator baseline reports/RUN --edit FILE --allow-not-go"
     yield from (f"      - {expr}" for expr in _open_bounds(watched))
@@ -289,8 +292,11 @@ def _open_bounds(watched: WatchedCommand) -> Iterator[str]:
         yield "host_mem_mib.max <= ? MiB"
 
 
-def soak_lines(series: frozenset[str], *, steps: int, minutes: int | None = None) -> Iterator[str]:
-    """The phase that is long: what holds in the baseline must last. `minutes` is its timeout, where it has its own."""
+def soak_lines(
+    series: frozenset[str], *, steps: int, minutes: int | None = None, learns: str = LEARNS
+) -> Iterator[str]:
+    """The phase that is long: what holds in the baseline must last. `minutes` is its timeout, where it has its own, and
+    `learns` what is asked of the loss."""
     yield "  - id: soak"
     yield "    kind: soak"
     yield "    needs: [baseline]"
@@ -300,7 +306,7 @@ def soak_lines(series: frozenset[str], *, steps: int, minutes: int | None = None
         yield f"    timeout: {minutes}m"
     yield "    accept:"
     if "loss" in series or not series:
-        yield "      - loss.last < loss.first"
+        yield f"      - {learns}"
     if "toks_per_s" in series:
         yield "      - toks_per_s.mean >= 0.9 * baseline.toks_per_s.mean"
     elif "step_time_s" in series:

@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from validator.baseline import value_of
+from validator.baseline import value_of, without_criterion
 from validator.errors import ExitCode, FolderError, UserError, disk_errors
 from validator.files import replace_file
 from validator.init.command import name_of, near
-from validator.init.draft import draft, soak_lines, soak_steps, timeout_minutes, tokens_line, yaml_text
+from validator.init.draft import LEARNS, draft, soak_lines, soak_steps, timeout_minutes, tokens_line, yaml_text
 from validator.init.launch import launch_of
 from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
@@ -30,6 +30,8 @@ from validator.pipeline.evaluate import stored_report
 from validator.runbook import RunbookError
 from validator.runbook.load import LoadedRunbook
 from validator.runs.folder import RunFolder, is_run_folder
+from validator.stats.means import is_flat
+from validator.text import format_number
 
 Note = Callable[[str], None]
 """Takes a line about the progress."""
@@ -184,16 +186,38 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     made = make_baseline([run], runbook=None, margin=0.02, allow_not_go=True)
     written = Path(folder.header.cwd, folder.header.runbook_path).parent
     text = with_tokens_line(_with_loss(made.text, report), folder.header.runbook, report)
-    text = with_soak(_moved(text, written, _folder(path)), folder.header.runbook, report)
+    text = _moved(text, written, _folder(path))
+    flat = _flat_losses(report)
+    for phase, why in flat.items():
+        text = without_criterion(text, phase, LEARNS, why=f"{why[:1].upper()}{why[1:]}.")
+    ends = [one.expr for one in made.bounds if one.phase in flat and one.reference == "loss.last"]
+    text = with_soak(text, folder.header.runbook, report, learns=ends[0] if ends else LEARNS)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
     warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
     bounds = tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds)
-    return FromRun(path, bounds, warnings, made.notes)
+    notes = (*made.notes, *(f"{phase}: {why}" for phase, why in flat.items()))
+    return FromRun(path, bounds, warnings, notes)
+
+
+def _flat_losses(report: ValidationReport) -> dict[str, str]:
+    """Phases whose loss did not fall beyond the noise of its rows, with a clause that says so."""
+    found = {}
+    for phase in report.phases:
+        losses = [run.metrics["loss"] for run in phase.measured if "loss" in run.metrics]
+        if losses and all(map(is_flat, losses)):
+            first, last, noise = (
+                format_number(one or 0.0) for one in (losses[0].first, losses[0].last, losses[0].noise)
+            )
+            found[phase.id] = (
+                f"no fall of the loss is asked: it went from {first} to {last} nat, and one row varies by {noise}"
+            )
+    return found
 
 
 def _require_good(report: ValidationReport) -> None:
     """A run whose values may be bounds ended GO, or waits for nothing but bounds."""
+    flat = _flat_losses(report)
     veto = next((one.code for one in report.findings if one.severity == "veto"), None)
     unmet = [
         f"{phase.id}: {one.text}"
@@ -201,6 +225,7 @@ def _require_good(report: ValidationReport) -> None:
         if phase.required and phase.status != "SKIPPED"  # what ran gives bounds, the rest keeps its own
         for one in phase.criteria
         if one.required and one.status != "PASS" and open_reference(one.text) is None
+        if phase.id not in flat or (one.text, one.status) != (LEARNS, "INCONCLUSIVE")
     ]
     why = f"the veto {veto}" if veto is not None else unmet[0] if unmet else None
     if why is not None or report.decision in ("NO_GO", "IN_PROGRESS"):
@@ -251,8 +276,9 @@ def _fixed(place: str) -> bool:
     return place.startswith(("/", "~")) or has_placeholder(place)
 
 
-def with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
-    """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes."""
+def with_soak(text: str, runbook: Runbook, report: ValidationReport, *, learns: str = LEARNS) -> str:
+    """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes; it
+    asks `learns` of the loss."""
     phases = [phase for phase in runbook.phases if isinstance(phase, TrainPhase)]
     others = [phase for phase in runbook.phases if phase not in phases and phase.kind != "settings"]
     own = [phase.runs for phase in report.phases if phases and phase.id == phases[0].id]
@@ -264,7 +290,7 @@ def with_soak(text: str, runbook: Runbook, report: ValidationReport) -> str:
     steps = soak_steps(phases[0].steps, step_s)
     minutes = timeout_minutes(steps * (step_s or 0.0))
     its_own = minutes if 60 * minutes > runbook.defaults.timeout else None
-    lines = soak_lines(frozenset(runs[0].metrics), steps=steps, minutes=its_own)
+    lines = soak_lines(frozenset(runs[0].metrics), steps=steps, minutes=its_own, learns=learns)
     longer = "\n".join((text.rstrip("\n"), "", *lines)) + "\n"
     try:
         loads(longer)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from validator.judge.data import Known, PhaseData, StoredPhase, is_exact, run_name
+from validator.judge.data import Known, PhaseData, StoredPhase, is_exact, measured, run_name
 from validator.judge.deciding import WORDS, Terms, decide
 from validator.judge.needed import Share, needed, text_of
 from validator.model.expression import (
@@ -36,6 +36,7 @@ from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, reso
 from validator.model.runbook import Criterion, TrainingPhase
 from validator.model.verdict import Evidence, Needed, PhaseReport, Status, Verdict
 from validator.stats.estimate import LEVEL, NORMAL_975, SECOND_LEVEL, Estimate, combine, exact, without_negatives
+from validator.stats.means import within_noise
 from validator.stats.measure import NotMeasured
 from validator.text import format_interval, format_value
 
@@ -233,7 +234,29 @@ def _judge(case: _Case, binding: Binding) -> _Outcome:
     if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _machine_cut(case, binding))):
         message = f"{outcome.message} This does not count: {broken}."
         return replace(outcome, status="INCONCLUSIVE", message=message)
-    return _end_of_a_shorter_run(outcome, case)
+    return _end_of_a_shorter_run(_within_noise(outcome, case, binding), case)
+
+
+def _within_noise(outcome: _Outcome, case: _Case, binding: Binding) -> _Outcome:
+    """What fails because the last row does not lie beyond the first is open where single rows vary by as much."""
+    left, right = case.comparison.left, case.comparison.right
+    if outcome.status != "FAIL" or not isinstance(left, Reference) or not isinstance(right, Reference):
+        return outcome
+    one, other = case.resolved[left.name], case.resolved[right.name]
+    phase, (arm, index) = case.data[one.source], binding[one.source]
+    ends = {one.statistic, other.statistic} == {"first", "last"} and one[:3] == other[:3]
+    if not ends or not isinstance(phase, PhaseData) or index is None:
+        return outcome
+    found = measured(phase.arms[arm][index])
+    noise = found.metrics[one.name].noise if found is not None and one.name in found.metrics else None
+    values = [side for side in (outcome.observed, outcome.bound) if isinstance(side, float)]
+    if noise is None or len(values) < 2 or not within_noise(values[0] - values[1], noise, rows=2):
+        return outcome
+    message = (
+        f"{outcome.message} One row varies by {format_value(noise, one.unit)}, so the difference may be chance: "
+        f"more steps show whether {one.name} falls or rises."
+    )
+    return replace(outcome, status="INCONCLUSIVE", message=message)
 
 
 def _end_of_a_shorter_run(outcome: _Outcome, case: _Case) -> _Outcome:

@@ -61,6 +61,7 @@ class MetricStats(Frozen):
     first: float | None
     last: float | None
     noise: float | None = Field(None, description="Standard deviation of one row about the curve, at its end.")
+    fell: bool | None = Field(None, description="Whether a loss fell beyond the noise of its rows; None of others.")
     window: Span | None
     source: str | None
     sha256: str | None

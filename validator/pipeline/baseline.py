@@ -92,10 +92,11 @@ def make_baseline(
 
 
 def _report(folder: RunFolder) -> ValidationReport:
-    """The stored report; judged again where a curve lacks the noise of its rows, which a bound on its end needs."""
+    """The stored report; judged again where a curve lacks what a bound on its end needs: whether it fell, and the noise
+    of its rows."""
     found = stored_report(folder)
     curves = [run.metrics["loss"] for phase in found.phases for run in phase.measured if "loss" in run.metrics]
-    return fresh_report(folder) if any(one.n and one.noise is None for one in curves) else found
+    return fresh_report(folder) if any(one.n and None in (one.noise, one.fell) for one in curves) else found
 
 
 def _lengths(folder: RunFolder) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Tests on run means: whether two sides differ, are equal, or one is not worse, and how many runs are needed.
 
-And on the losses of one run: whether they fall.
+And on the losses of one run: whether they fall, and whether one row differs from another by more than its noise.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from statistics import fmean, median, pvariance
 import numpy as np
 
 from validator.model.catalogue import MIN_REPEATS
+from validator.model.result import MetricStats
 from validator.stats.distributions import f_above, t_below, t_quantile
-from validator.stats.estimate import LEVEL
+from validator.stats.estimate import LEVEL, NORMAL_975
+
+_MOST_POINTS = 300
+"""Points in which a trend is looked for: it takes the square of as many."""
 
 _POWER = 0.8
 _ALPHA = 1.0 - LEVEL
@@ -183,6 +187,22 @@ ROUNDED_NORM = 0.01
 """Gradient norm up to which other rows of 0.000 may be rounding."""
 
 
+def within_noise(change: float, noise: float | None, *, rows: int) -> bool:
+    """Whether a change between sums of so many `rows` in all may be none, by the standard deviation `noise` of one row.
+
+    False where the noise is not known.
+    """
+    return noise is not None and abs(change) < NORMAL_975 * math.sqrt(rows) * noise
+
+
+def is_flat(losses: MetricStats) -> bool:
+    """Whether a run shows no fall: neither by all its rows, nor so clearly by the first and the last that those of a
+    run as good show it too."""
+    if losses.first is None or losses.last is None or losses.fell is not False:
+        return False
+    return within_noise(losses.first - losses.last, losses.noise, rows=4)
+
+
 def fell(losses: Sequence[float]) -> bool:
     """Whether losses fell, beyond noise and by at least a fiftieth: from the first to the last third, or at the start.
 
@@ -203,7 +223,9 @@ def fell(losses: Sequence[float]) -> bool:
 
 def _trend(losses: Sequence[float]) -> float:
     """Mann and Kendall's statistic for a trend, about standard normal without one: rows that sink one by one are no
-    noise, however much the first of them differ."""
+    noise, however much the first of them differ. Of many rows the means of _MOST_POINTS groups count."""
+    if len(losses) > _MOST_POINTS:
+        losses = [float(part.mean()) for part in np.array_split(np.asarray(losses), _MOST_POINTS)]
     n = len(losses)
     signs = sum((later > one) - (later < one) for i, one in enumerate(losses) for later in losses[i + 1 :])
     return signs / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

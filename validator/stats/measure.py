@@ -29,6 +29,7 @@ from validator.stats.estimate import (
     without_negatives,
 )
 from validator.stats.growth import RunMemory, run_memories
+from validator.stats.means import fell
 from validator.stats.rate import as_read, rates_of
 from validator.stats.rows import RATES, Windowed, is_restarted, obstacle_of, ordered, window_of, windowed
 from validator.stats.slowing import Fall, falls_by_arrival, lasting_falls
@@ -414,6 +415,7 @@ def _stats(rows: Windowed, window: SteadyWindow) -> MetricStats:
         first=float(values[0]) if n else None,
         last=float(values[-1]) if n else None,
         noise=_noise(values) if finite else None,
+        fell=fell(values.tolist()) if rows.name == "loss" else None,
         window=rows.span,
         source=rows.source,
         sha256=rows.sha256,

@@ -131,6 +131,18 @@ def test_a_bound_on_the_loss_lies_below_the_first_one(last: float, noise: float,
     assert f"- loss.last <= {bound.value:g}" in text
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_loss_that_stays_within_the_noise_of_its_rows_is_bounded_as_it_ended(seed: int) -> None:
+    """On random tokens the loss stays at 5.66: a bound below the first row held the next good run back."""
+    rng = np.random.default_rng(seed)
+    good, following = (5.66 + 0.028 * rng.normal(size=30) for _ in range(2))
+    report = _report_of(result(times=np.ones(30), series={"loss": series("loss", good, unit="nat")}))
+    bound = next(one for one in bounds_of([report], runbook=_book(), margin=0.02) if one.reference == "loss.last")
+    assert 5.9 < bound.value < 6.5
+    assert following[-1] <= bound.value
+    assert "learned nothing" not in bound.why
+
+
 def test_a_loss_that_rose_is_bounded_as_it_ended() -> None:
     rising = {"loss": series("loss", np.linspace(3.0, 3.5, 120), unit="nat")}
     found = bounds_of([_report_of(result(series=rising))], runbook=_book(), margin=0.02)

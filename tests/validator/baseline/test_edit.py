@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from validator.baseline import CannotEdit, MetricBound, with_bounds
+from validator.baseline import CannotEdit, MetricBound, with_bounds, without_criterion
 from validator.kinds.registry import load
 
 OPEN = """\
@@ -25,6 +25,16 @@ def test_an_open_bound_is_filled_in() -> None:
     text = with_bounds(OPEN, [RATE])
     assert "      - toks_per_s.mean >= 38.5   # fill in\n" in text
     assert "?" not in text
+
+
+def test_a_criterion_gives_place_to_the_reason_why_it_is_not_asked() -> None:
+    line = "      - toks_per_s.mean >= ? tok/s   # fill in\n"
+    text = OPEN.replace(line, "      - loss.last < loss.first\n" + line)
+    without = without_criterion(text, "baseline", "loss.last < loss.first", why="It stays.")
+    assert without == OPEN.replace(line, "      # It stays.\n" + line)
+    assert without_criterion(without, "baseline", "loss.last < loss.first", why="It stays.") == without
+    last = OPEN.replace(line, "      - loss.last < loss.first\n")  # a list without entries is none
+    assert without_criterion(last, "baseline", "loss.last < loss.first", why="It stays.") == last
 
 
 RATE = MetricBound("baseline", "toks_per_s.mean", ">=", 38.5, "tok/s", "3 good runs gave 40")

@@ -435,3 +435,11 @@ def test_a_machine_of_two_speeds_has_no_period(tmp_path: Path, seed: int) -> Non
     shown = of_rows(tmp_path, [one * rng.choice((1.0, 1.4)) for one in times(seed=seed)[:40]], 10)
     stall = shown.get("periodic-stall")
     assert stall is None or "without a period" in stall.message
+
+
+@pytest.mark.parametrize("burst", [2, 4, 5])
+def test_rows_that_arrive_together_have_no_period(tmp_path: Path, burst: int) -> None:
+    """A buffer that is written when it is full: all rows but the first of each burst take no time."""
+    beats = [burst * 2.0 if i % burst == 0 else 0.0 for i in range(60)]
+    write_arrivals(tmp_path, beats, steps=[10 * (i + 1) for i in range(60)])
+    assert "periodic-stall" not in of_rows(tmp_path, [2 * one for one in times()[:60]], 10)

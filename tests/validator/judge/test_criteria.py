@@ -183,6 +183,24 @@ def test_exact_values_must_hold_in_every_run_and_the_worst_is_named() -> None:
     assert "baseline/r2" in found.message
 
 
+@pytest.mark.parametrize(
+    ("noise", "change", "status"),
+    [(0.028, -0.03, "PASS"), (0.028, 0.03, "INCONCLUSIVE"), (0.028, 0.3, "FAIL"), (0.0, 0.001, "FAIL")],
+)
+def test_a_last_row_that_misses_the_first_by_the_noise_of_one_row_is_open(
+    noise: float, change: float, status: str
+) -> None:
+    """Random tokens: 5.691 after 5.662, where rows vary by 0.028, was NO-GO for a trainer without fault."""
+    rows = 5.662 + noise * np.random.default_rng(1).normal(size=300)
+    rows[0], rows[-1] = 5.662, 5.662 + change
+    run = run_record("baseline", found=result(series={"loss": series("loss", rows, unit="nat")}))
+    for criterion in ("loss.last < loss.first", "loss.first > loss.last"):
+        found = verdict(judge_one(criterion, runs=[run]), "1")
+        assert found.status == status
+        assert ("One row varies by 0.0" in found.message) is (status == "INCONCLUSIVE")
+    assert verdict(judge_one(f"loss.last < {rows[0]}", runs=[run]), "1").status == ("PASS" if change < 0 else "FAIL")
+
+
 def test_several_arms_are_decided_by_the_worst() -> None:
     sweep = {
         "id": "buckets",

@@ -47,21 +47,21 @@ def test_interval_of_independent_values_agrees_with_scipys_bootstrap() -> None:
 
 
 def test_a_few_rows_that_wander_know_their_mean_to_what_they_span() -> None:
-    """28 rows on a shared machine: 1,284 tok/s, and an interval of 1,021 to 1,543 held a healthy soak back."""
+    """28 rows on a shared machine: 1,284 tok/s, with an interval of 1,021 to 1,543."""
     rows = np.array(
         [1296, 1284, 1279, 1242, 1293, 1327, 1279, 1292, 1317, 1330, 1325, 1310, 1322, 1314, 1323, 1299, 1275, 1286,
          1234, 1260, 1277, 1276, 1252, 1251, 1240, 1242, 1256, 1286.0]
     )  # fmt: skip
-    assert mean_half_width(rows) == np.ptp(rows) == 96
-    assert mean_half_width(rows[-14:]) <= 2 * np.ptp(rows[-14:])
+    assert mean_half_width(rows) == pytest.approx(60 / 28 * 96)
+    assert mean_half_width(np.tile(rows, 3)) <= np.ptp(rows)
 
 
-@pytest.mark.parametrize(("n", "phi"), [(28, 0.8), (28, 0.95), (60, 0.98), (14, 0.9)])
+@pytest.mark.parametrize(("n", "phi"), [(28, 0.8), (28, 0.95), (28, 0.98), (60, 0.98), (14, 0.9)])
 def test_the_span_of_a_few_rows_holds_the_error_of_their_mean(n: int, phi: float) -> None:
     held = [
         abs(series.mean() - 1) <= mean_half_width(series) for series in (ar1(n, phi=phi, seed=k) for k in range(300))
     ]
-    assert np.mean(held) >= 0.92
+    assert np.mean(held) >= 0.93
 
 
 def test_interval_of_a_ratio_agrees_with_the_delta_method() -> None:
