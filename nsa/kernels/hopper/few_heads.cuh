@@ -16,7 +16,6 @@ DEVICE void ask(const Arguments &a, const Work &x, const Boxes<CHUNKS> &boxes, u
 }
 
 DEVICE void bring(const Arguments &a, u32 base, int lane) {
-    const u32 keys = bar_keys(base);
     int step = 0, count = 0, before = 0;
     Work x(a);
     for (; x.find(a); x.next(), count++) {
@@ -31,13 +30,7 @@ DEVICE void bring(const Arguments &a, u32 base, int lane) {
             barrier_wait(bar_empty(base, step), step / STAGES & 1 ^ 1);
             ask(a, x, now, base, step, 0, lane);
             if (step != keys_after) continue;
-            barrier_wait(keys + 8, count & 1 ^ 1);
-            if (lane == 0) {
-                barrier_expect(keys, (DKC + DVC) * K_CHUNK_BYTES);
-                for (int c = 0; c < DKC + DVC; c++)
-                    copy_box(base + AT_K + c * K_CHUNK_BYTES, c < DKC ? &a.k : &a.v, keys, (c < DKC ? c : c - DKC) * 64,
-                             x.block * BN, x.g, x.b);
-            }
+            bring_keys(a, x, base, count, lane);
         }
     }
 }

@@ -38,6 +38,18 @@ DEVICE u32 bar_keys(u32 base) { return base + AT_BARRIERS; }
 DEVICE u32 bar_full(u32 base, int step) { return base + AT_BARRIERS + 16 + step % (2 * STAGES) * 8; }
 DEVICE u32 bar_empty(u32 base, int step) { return base + AT_BARRIERS + 16 + 2 * STAGES * 8 + step % STAGES * 8; }
 
+// Asks for the keys and values of a work tile once those of the one before are done with.
+DEVICE void bring_keys(const Arguments &a, const Work &x, u32 base, int count, int lane) {
+    const u32 keys = bar_keys(base);
+    barrier_wait(keys + 8, count & 1 ^ 1);
+    if (lane == 0) {
+        barrier_expect(keys, (DKC + DVC) * K_CHUNK_BYTES);
+        for (int c = 0; c < DKC + DVC; c++)
+            copy_box(base + AT_K + c * K_CHUNK_BYTES, c < DKC ? &a.k : &a.v, keys, (c < DKC ? c : c - DKC) * 64, x.block * BN, x.g,
+                     x.b);
+    }
+}
+
 #if SPLIT
 
 #include "few_heads.cuh"
@@ -46,7 +58,6 @@ DEVICE u32 bar_empty(u32 base, int step) { return base + AT_BARRIERS + 16 + 2 * 
 
 DEVICE void bring(const Arguments &a, u32 base, int lane) {
     constexpr int BOXES = DKC + DVC, ROUNDS = (TOKENS * BOXES + 31) / 32;
-    const u32 keys = bar_keys(base);
     int step = 0, count = 0, before = 0;
     Work x(a);
     for (; x.find(a); x.next(), count++) {
@@ -68,13 +79,7 @@ DEVICE void bring(const Arguments &a, u32 base, int lane) {
                              full, (c < DKC ? c : c - DKC) * 64, x.g * HPG, x.pairs[min(e + slot, x.end - 1)] / NTOP, x.b);
             }
             if (step != keys_after) continue;
-            barrier_wait(keys + 8, count & 1 ^ 1);
-            if (lane == 0) {
-                barrier_expect(keys, BOXES * K_CHUNK_BYTES);
-                for (int c = 0; c < BOXES; c++)
-                    copy_box(base + AT_K + c * K_CHUNK_BYTES, c < DKC ? &a.k : &a.v, keys, (c < DKC ? c : c - DKC) * 64,
-                             x.block * BN, x.g, x.b);
-            }
+            bring_keys(a, x, base, count, lane);
         }
     }
 }
