@@ -20,7 +20,7 @@ __all__ = ["Graphs", "MicroBatch", "MicroBatches", "make_graphs"]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a micro-batch left on the device: its share of the step's loss, a 0-d tensor, and statistics if taken."""
+    """What a micro-batch left: its share of the step's loss, a 0-d tensor on the device, and statistics if taken."""
 
     loss: Tensor
     stats: AttentionStats | None = None
@@ -64,10 +64,10 @@ class MicroBatches:
         """
         graph = None if by_python else self._graph(collects=collects)
         if graph is None:
-            return self._launch(tokens_BT, collects=collects, reduces=reduces)
-        done = graph.replay(tokens_BT)
-        # The next replay overwrites what this one left; the loss is added up before that, statistics are read later.
-        return MicroBatch(done.loss, done.stats.copy() if done.stats else None)
+            done = self._launch(tokens_BT, collects=collects, reduces=reduces)
+        else:
+            done = graph.replay(tokens_BT)
+        return MicroBatch(done.loss, done.stats.on_host() if done.stats else None)
 
     @property
     def awaits_capture(self) -> bool:

@@ -72,10 +72,14 @@ class AttentionStats:
         rows = [torch.cat((recorder.sums, recorder.extremes)) for recorder in self._recorders.values()]
         return torch.stack(rows) if rows else torch.empty(0, _N_SUMS + _N_EXTREMES)
 
-    def copy(self) -> AttentionStats:
-        """The present values in a separate tensor: a CUDA graph's next replay overwrites the original."""
+    def on_host(self) -> AttentionStats:
+        """The present values, on their way to the host's memory: an event that is recorded behind this says when they
+        are there. To read them from the device later would wait for all that was launched by then, and a CUDA graph's
+        next replay overwrites them."""
+        table = self.table()
         other = AttentionStats(self._recorders)
-        other._table = self.table().clone()
+        other._table = torch.empty(table.shape, dtype=table.dtype, pin_memory=table.is_cuda)
+        other._table.copy_(table, non_blocking=True)
         return other
 
     def summary(self) -> dict[str, float | list[float]]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.spans import set_spans
+from nsa.attention.stats import collect_stats
 from nsa.config import Config, replace_flat
 from nsa.kernels.config import hopper_asked
 from nsa.model import LanguageModel
@@ -109,6 +110,23 @@ def test_a_block_compiles_whole_and_ranges_change_nothing_in_it() -> None:
     finally:
         set_spans(False)
     assert again == pytest.approx(loss, rel=1e-4)
+
+
+def test_statistics_are_read_without_a_wait_for_what_was_launched_since() -> None:
+    """Read from the device they waited for the step behind theirs, and the device then waited for the host."""
+    layers = build(prefill="triton")
+    with collect_stats(layers) as stats, torch.autocast("cuda", torch.bfloat16):
+        layers(torch.randint(0, 257, (2, 512), device="cuda"), torch.randint(0, 257, (2, 512), device="cuda"))
+    sent, arrived = stats.on_host(), torch.cuda.Event()
+    arrived.record()
+    arrived.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = sent.summary()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found == stats.summary()
+    assert found["sel_rows"] == 2 * 2 * 512 * 2
 
 
 def test_telemetry_is_true_where_the_host_runs_ahead(tmp_path: Path, rows: Rows, beats: Beats) -> None:

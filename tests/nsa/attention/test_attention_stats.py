@@ -51,11 +51,11 @@ def test_a_copy_keeps_its_figures_when_the_tensors_are_written_anew() -> None:
     with collect_stats(layers) as stats:
         layers(torch.randn(2, 30, 16))
     stats.stop()
-    before, copy = stats.summary(), stats.copy()
+    before, copy = stats.summary(), stats.on_host()
     stats.table().fill_(1.0)
     assert stats.summary() != before
     assert copy.summary() == before
-    assert AttentionStats({}).copy().summary() == {}
+    assert AttentionStats({}).on_host().summary() == {}
 
 
 def test_a_pass_after_the_stop_does_not_count() -> None:
