@@ -359,6 +359,9 @@ def test_no_fall_is_asked_of_a_loss_that_stays(cli, workdir: Path) -> None:
     assert "Note    baseline: no fall of the loss is asked: it went from 5.652 to 5.668 nat, and" in made.out
     asked = {phase.id: [one.expr for one in phase.accept] for phase in load(workdir / "train.yaml").runbook.phases}
     assert "loss.last < loss.first" not in [*asked["baseline"], *asked["soak"]]
+    text = (workdir / "train.yaml").read_text(encoding="utf-8")
+    assert "    reader: steps\n" in text  # a person reads it, and the pattern has 8,000 characters
+    assert max(map(len, text.splitlines())) < 500
     (end,) = [one for one in asked["baseline"] if one.startswith("loss.last <= 6")]
     assert end in asked["soak"]
 

@@ -23,6 +23,10 @@ ReaderName = Literal[
     "tqdm",
     "table",
     "records",
+    "steps",
+    "iterations",
+    "batches",
+    "steps-of-epochs",
     "jsonl",
     "tensorboard",
     "wandb-offline",
@@ -94,6 +98,10 @@ READERS: Mapping[str, Reader] = {
         Reader("tqdm", "a bar of tqdm with a loss behind or before it", ("progress bar",), bar=True),
         Reader("table", "rows of numbers below a line of names", ("table with names", "table of epochs")),
         Reader("records", "a JSON object, or a dictionary of Python, printed a line", ("records",)),
+        Reader("steps", "lines that name a step and a loss", ("step and loss",)),
+        Reader("iterations", "lines that name an iteration and a loss", ("iteration and loss",)),
+        Reader("batches", "lines that name a batch and a loss", ("batch and loss",)),
+        Reader("steps-of-epochs", "lines with `[12/938]`, an epoch and a loss", ("epoch and step in brackets",)),
         Reader("jsonl", "JSON lines with a step", files=(LoggedFiles("jsonl", "**/*.jsonl"),)),
         Reader(
             "tensorboard", "event files of TensorBoard", files=(LoggedFiles("tensorboard", "**/events.out.tfevents.*"),)
