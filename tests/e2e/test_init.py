@@ -350,7 +350,7 @@ for step in range(1, args.steps + 1):
 def test_no_fall_is_asked_of_a_loss_that_stays(cli, workdir: Path) -> None:
     """The first row is among the lowest, so that the last one misses it."""
     (workdir / "train.py").write_text(_RANDOM_TOKENS)
-    answer = cli("run", "--steps", "200", "--", "python", "train.py")
+    answer = cli("run", "--steps", "200", "--seconds", "2s", "--", "python", "train.py")
     assert answer.rc == 3, answer.out + answer.err
     assert "One row varies by" in " ".join(answer.out.split())
     (run,) = (workdir / "reports").glob("*train*")
