@@ -233,16 +233,16 @@ def _metric_bound(
 
 @dataclass(frozen=True)
 class _Distances:
-    """By how much of a value its bound lies beyond it, each on top of the one before; `interval` is None where the
+    """By how much of a value its bound lies beyond it, each on top of the one before; `interval` is 0 where the
     next verdict has none."""
 
     next_run: float
-    interval: float | None
+    interval: float
     margin: float
 
     def beyond(self, value: float, sign: float) -> float:
         """The bound by which the next run passes that may lie at `value`."""
-        for distance in (self.next_run, self.interval or 0.0, self.margin):
+        for distance in (self.next_run, self.interval, self.margin):
             value *= 1.0 + sign * min(distance, 0.9)
         return value
 
@@ -270,7 +270,7 @@ class _Spread:
         reach = t_quantile((1 + LEVEL) / 2, self.n - 1) if self.measured else NORMAL_975
         wander = 0.0 if self.measured else within
         one = math.hypot(reach * self.cv, NORMAL_975 * self.noise, _WANDER * wander)
-        own = _interval(self.cv, within, self.repeats, self.run_cv) if steady else None
+        own = _interval(self.cv, within, self.repeats, self.run_cv) if steady else 0.0
         return _Distances(one * math.sqrt(1 / self.repeats + 1 / self.n), own, margin)
 
 

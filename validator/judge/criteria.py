@@ -242,10 +242,17 @@ def _within_noise(outcome: _Outcome, case: _Case, binding: Binding) -> _Outcome:
     left, right = case.comparison.left, case.comparison.right
     if outcome.status != "FAIL" or not isinstance(left, Reference) or not isinstance(right, Reference):
         return outcome
+    if case.comparison.operator in ("==", "!="):
+        return outcome
     one, other = case.resolved[left.name], case.resolved[right.name]
     phase, (arm, index) = case.data[one.source], binding[one.source]
-    ends = {one.statistic, other.statistic} == {"first", "last"} and one[:3] == other[:3]
-    if not ends or not isinstance(phase, PhaseData) or index is None:
+    ends = {one.statistic, other.statistic} == {"first", "last"}
+    if (
+        not ends
+        or (one.source, one.name) != (other.source, other.name)
+        or not isinstance(phase, PhaseData)
+        or index is None
+    ):
         return outcome
     found = measured(phase.arms[arm][index])
     noise = found.metrics[one.name].noise if found is not None and one.name in found.metrics else None

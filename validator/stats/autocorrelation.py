@@ -201,8 +201,8 @@ def mean_half_width(values: Floats, *, level: float = 0.95) -> float:
     """Half width of the interval of the mean of `values [n]`: Student's t with the effective size; 0 for a constant.
 
     It is no more than what all values span, or 60 / n times that of fewer. With an effective size of two, Student's t
-    has one degree of freedom, and gives rows within 4 % an interval of 20 %. By simulation the limit costs no case its
-    93 %.
+    has one degree of freedom, and gives rows within 4 % an interval of 20 %. Of 60 simulated rows with a lag-1
+    correlation of 0.98 the limit leaves 93 % of means inside, 96 % without it.
     """
     n = len(values)
     if n < 2 or is_constant(values):

@@ -198,6 +198,7 @@ def test_a_last_row_that_misses_the_first_by_the_noise_of_one_row_is_open(
         found = verdict(judge_one(criterion, runs=[run]), "1")
         assert found.status == status
         assert ("One row varies by 0.0" in found.message) is (status == "INCONCLUSIVE")
+    assert verdict(judge_one("loss.last == loss.first", runs=[run]), "1").status == "FAIL"
     assert verdict(judge_one(f"loss.last < {rows[0]}", runs=[run]), "1").status == ("PASS" if change < 0 else "FAIL")
 
 
