@@ -70,7 +70,7 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
     ("changed", "dense", "select", "merge", "gather"),
     [
         ({}, None, None, None, None),
-        ({"S": 8192}, None, "short", None, None),
+        ({"S": 8192}, None, None, None, None),
         ({"dtype": torch.float32}, "dtype", "dtype", "dtype", "dtype"),
         ({"dk": 192}, None, None, "head_dim", None),
         ({"dk": 256}, "head_dim", "head_dim", "head_dim", "head_dim"),

@@ -22,9 +22,6 @@ _LEAST_HEADS = 6
 """Heads of a group from which on a copy for each token is large enough."""
 _LEAST_KEY_DIM = 128
 """Channels of keys from which on attention over chosen blocks was measured to be faster than Triton's."""
-_LONG = 12288
-"""Tokens from which on blocks are chosen faster here than by Triton's kernel, which needs less time for each token and
-more for each key."""
 
 
 class _DenseArguments(ctypes.Structure):
@@ -95,7 +92,7 @@ def _scores_constants(p: Problem) -> tuple[Constants, int]:
         ("NTOP", p.n_top), ("WGS", warpgroups), ("EXTRA", extra), ("STAGES", stages), ("MOST", most),
         ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 2 * p.dims.dk * (rows + 64 * stages) + (3 + 4 * extra) * 32 * (most + 1) * 4 + 48 + 16 * stages
+    shared = 2 * p.dims.dk * (rows + 64 * stages) + (3 + 4 * extra) * (32 * most + 128) * 4 + 48 + 16 * stages
     return constants, shared
 
 
@@ -131,9 +128,7 @@ def select_served(p: Problem) -> str | None:
     even = p.hpg % 2 == 0 and 4 <= p.hpg <= 32
     if not even or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
         return "sizes"
-    if _scores_constants(p)[1] > _SHARED_LIMIT:
-        return "sizes"
-    return None if p.S >= _LONG else "short"
+    return "sizes" if _scores_constants(p)[1] > _SHARED_LIMIT else None
 
 
 def forward_served(p: Problem) -> str | None:
@@ -175,8 +170,7 @@ def why_no_forward(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> str | None:
 
 
 def why_no_select(q: Tensor, kc: Tensor, p: Problem) -> str | None:
-    """None if scores and the choice of blocks can run so, where :func:`why_no_forward` finds nothing against it, and
-    are faster so: ``short`` is a sequence for which Triton's kernel is."""
+    """None if scores and the choice of blocks can run so, where :func:`why_no_forward` finds nothing against it."""
     if reason := select_served(p):
         return reason
     with torch.cuda.device(q.device):

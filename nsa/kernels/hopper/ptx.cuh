@@ -182,6 +182,12 @@ DEVICE u32 load_word(u32 from) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
     return x;
 }
+DEVICE u64 load_long(u32 from) {
+    u64 x;
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(x) : "r"(from) : "memory");
+    return x;
+}
+DEVICE void store_long(u32 to, u64 x) { asm volatile("st.shared.u64 [%0], %1;" ::"r"(to), "l"(x) : "memory"); }
 DEVICE void store_four(u32 to, float x, float y, float z, float w) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }

@@ -3,15 +3,18 @@
 // A work tile is TOKENS tokens of a group; as many blocks of threads as processors walk over the work tiles, longest first.
 // One warp brings queries and keys by tensor maps. Each of WGS warpgroups takes 64 keys at a time, keys down and rows
 // across: it sums the probabilities of a group's heads in registers, folds compressed tokens into blocks by their overlap
-// and leaves sums by token in a strip of global memory that stays in the L2 cache. The remaining warps choose the best
-// blocks of the work tile before, from the other strip.
+// and leaves sums by token in a strip of global memory that stays in the L2 cache. Warpgroups issue their products in turns, so
+// that one makes probabilities while another's product runs. The remaining warps choose the best blocks of the work tile before,
+// from the other strip.
 //
 // Constants: DK (multiple of 64), HPG (heads per group, even), COLUMNS (rows of a work tile), L, D (compression, L = 2 * D), LS
 // (blocks, 4 * D), NTOP, WGS, EXTRA (whether a warpgroup of its own helps to choose), STAGES (a multiple of WGS), MOST (a 32nd of the
 // most blocks), HALF.
 
 constexpr int N = COLUMNS, TOKENS = N / HPG, DKC = DK / 64, PAIRS = HPG / 2, QUADS = TOKENS / 4;
-constexpr int Q_CHUNK_BYTES = N * 128, K_CHUNK_BYTES = 64 * 128, CHOOSERS = 3 + 4 * EXTRA, ROW = 32 * (MOST + 1);
+constexpr int Q_CHUNK_BYTES = N * 128, K_CHUNK_BYTES = 64 * 128, CHOOSERS = 3 + 4 * EXTRA;
+// A chooser has the scores of a row and 64 entries of two words.
+constexpr int ENTRIES = 128, ROW = 32 * MOST + ENTRIES;
 constexpr int PITCH = 32 * MOST + 32, STRIP = 2 * TOKENS * PITCH;
 constexpr int AT_Q = 0, AT_K = AT_Q + DKC * Q_CHUNK_BYTES, AT_ROWS = AT_K + STAGES * DKC * K_CHUNK_BYTES;
 constexpr int AT_BARRIERS = AT_ROWS + CHOOSERS * ROW * 4;
@@ -92,6 +95,7 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
     const float own = g % 4 < 3 ? 2.f : 1.f;
     const u64 q_rows = operand(base + AT_Q, 16);
     int before = 0, count = 0;
+    if (w == 0) arrive_some(1, 256);
     Work x;
     for (; x.find(a); x.next()) {
         const u32 strip_bar = bar_strip(base, x.round);
@@ -114,12 +118,14 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                 const u64 k_rows = operand(base + AT_K + step % STAGES * DKC * K_CHUNK_BYTES, 16);
                 float s[N / 2];
                 barrier_wait(k, step / STAGES & 1);
+                sync_some(1 + w, 256);
                 products_begin();
 #pragma unroll
                 for (int i = 0; i < DK / 16; i++)
                     multiply<0, 0>(s, further(k_rows, i / 4 * K_CHUNK_BYTES + i % 4 * 32),
                                    further(q_rows, i / 4 * Q_CHUNK_BYTES + i % 4 * 32), i > 0);
                 products_close();
+                arrive_some(1 + (w + 1) % WGS, 256);
                 products_wait<0>();
                 if (ARRIVES) barrier_arrive(k + 8);
 #pragma unroll
@@ -147,53 +153,88 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
         __syncwarp();
         if (ARRIVES) barrier_arrive(strip_bar);
     }
+    // The last turn is nobody's.
+    if (before % WGS == w) sync_some(1 + w, 256);
 }
 
-// The best blocks of a row of scores `own` and `carry`, best first, the lower one of equals. Blocks that differ by multiples of 32
-// are a lane's; `row` holds their scores as integers, which order alike, for they are never negative; -1 for none.
-DEVICE int choose(const float *own, const float *carry, int limit, u32 row, int lane) {
-    int best = -1, at = lane, chosen = -1;
-    const int many = (limit + 31) / 32;
+// Scores of blocks `own` + `carry` go to `row` as integers, which order alike, for they are never negative; -1 for none. Blocks that
+// differ by multiples of 32 are a lane's. Returns the lane's best.
+DEVICE int gather_row(const float *own, const float *carry, int limit, u32 row, int lane) {
+    constexpr int AHEAD = EXTRA ? 4 : 3;
+    int best = -1;
+    for (int first = 0; first < limit; first += 32 * AHEAD) {
+        // All loads before the first store, which none may pass; as many as there are registers for.
+        float x[AHEAD], y[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + 32 * i < limit) {
+                x[i] = __ldcg(own + first + 32 * i + lane);
+                y[i] = __ldcg(carry + first + 32 * i + lane);
+            }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + 32 * i < limit) {
+                const int block = first + 32 * i + lane;
+                const int score = block >= 1 && block < limit ? __float_as_int(x[i] + y[i]) : -1;
+                store_one(row + block * 4, __int_as_float(score));
+                best = max(best, score);
+            }
+    }
+    return best;
+}
+
+// Leaves the NTOP best of `n` <= 64 entries in their places, best first, and returns how many there are. An entry is a score and,
+// below it, the complement of its block: the lower one of equals is the better one.
+DEVICE int keep_best(u32 entries, int n, int lane) {
+    __syncwarp();
+    u64 mine[2];
+    int rank[2] = {0, 0};
+#pragma unroll
+    for (int h = 0; h < 2; h++) mine[h] = lane + 32 * h < n ? load_long(entries + (lane + 32 * h) * 8) : 0;
 #pragma unroll 4
-    for (int i = 0; i < many; i++) {
-        const int block = lane + 32 * i;
-        int score = -1;
-        if (block >= 1 && block < limit) score = __float_as_int(__ldcg(own + block) + __ldcg(carry + block));
-        store_one(row + (lane * (MOST + 1) + i) * 4, __int_as_float(score));
-        if (score > best) {
-            best = score;
-            at = block;
-        }
+    for (int i = 0; i < n; i++) {
+        const u64 other = load_long(entries + i * 8);
+        rank[0] += other > mine[0];
+        rank[1] += other > mine[1];
     }
     __syncwarp();
-    for (int rank = 0; rank < NTOP; rank++) {
-        const int most = __reduce_max_sync(~0u, best);
-        if (most < 0) break;
-        const int block = __reduce_min_sync(~0u, best == most ? at : 0x7fffffff), owner = block % 32;
-        if (lane == rank) chosen = block;
-        // All lanes look for the next best of the one that had it.
-        int score = -1, next = owner;
-        for (int i = lane; i < many; i += 32) {
-            const u32 from = row + (owner * (MOST + 1) + i) * 4;
-            if (i == block / 32) {
-                store_one(from, __int_as_float(-1));
-                continue;
-            }
-            const int other = __float_as_int(load_one(from));
-            if (other > score) {
-                score = other;
-                next = owner + 32 * i;
-            }
-        }
-        const int left = __reduce_max_sync(~0u, score);
-        const int where = __reduce_min_sync(~0u, score == left ? next : 0x7fffffff);
-        if (lane == owner) {
-            best = left;
-            at = where;
-        }
-        __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (lane + 32 * h < n && rank[h] < NTOP) store_long(entries + rank[h] * 8, mine[h]);
+    __syncwarp();
+    return min(n, NTOP);
+}
+
+// The best blocks of a row, best first, the lower one of equals: lane i has that of rank i, or -1.
+DEVICE int choose(const float *own, const float *carry, int limit, u32 row, int lane) {
+    const u32 entries = row + (ROW - ENTRIES) * 4;
+    const int best = gather_row(own, carry, limit, row, lane);
+    // What NTOP lanes have at least is no more than the worst of the best.
+    store_one(entries + lane * 4, __int_as_float(best));
+    __syncwarp();
+    int as_good = 0;
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+        float x[4];
+        load_four(entries + i * 4, x[0], x[1], x[2], x[3]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) as_good += __float_as_int(x[j]) >= best;
     }
-    return chosen;
+    int least = max(__reduce_max_sync(~0u, as_good >= NTOP ? best : -1), 0), n = 0;
+    for (int block = lane; block - lane < limit; block += 32) {
+        const int score = __float_as_int(load_one(row + block * 4));
+        const u32 many = __ballot_sync(~0u, score >= least);
+        if (score >= least)
+            store_long(entries + (n + __popc(many & (1u << lane) - 1)) * 8, (u64)score << 32 | (u32)~block);
+        n += __popc(many);
+        // There is always room for 32 more.
+        if (n > ENTRIES / 2 - 32) {
+            n = keep_best(entries, n, lane);
+            least = load_long(entries + (NTOP - 1) * 8) >> 32;
+        }
+    }
+    n = keep_best(entries, n, lane);
+    return lane < n ? (int)~(u32)load_long(entries + lane * 8) : -1;
 }
 
 DEVICE void choose_all(const Arguments &a, u32 base, int chooser, int lane) {
@@ -203,7 +244,8 @@ DEVICE void choose_all(const Arguments &a, u32 base, int chooser, int lane) {
         const u32 bar = bar_strip(base, x.round);
         barrier_wait(bar, x.round / 2 & 1);
         const float *strip = x.strip(a);
-        for (int i = chooser; i < TOKENS; i += CHOOSERS) {
+        // The choosers go on where the last tile ended, so that each has as much to do.
+        for (int i = (chooser + x.round * (CHOOSERS - 1) * TOKENS) % CHOOSERS; i < TOKENS; i += CHOOSERS) {
             const int t = x.t0 + i;
             if (t >= a.S) break;
             const int block = choose(strip + i * PITCH, strip + (TOKENS + i) * PITCH, limit_of(t), row, lane);

@@ -38,7 +38,7 @@ def sources(shape: Shape) -> list[Source]:
         ("combine", combine.combine_served(p), combine._constants),
         ("gather_forward", forward.attend_served(p), forward._gather_constants),
     )
-    return [(name, constants(p)[0]) for name, reason, constants in asked if reason in (None, "short", "narrow")]
+    return [(name, constants(p)[0]) for name, reason, constants in asked if reason in (None, "narrow")]
 
 
 def compile_one(source: Source) -> None:

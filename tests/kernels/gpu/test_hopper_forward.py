@@ -36,7 +36,6 @@ Streams = tuple[Tensor, ...]
 
 @pytest.fixture(autouse=True)
 def _slower_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "_LONG", 0)
     monkeypatch.setattr(forward, "_LEAST_HEADS", 1)
     monkeypatch.setattr(forward, "_LEAST_KEY_DIM", 0)
     monkeypatch.setattr(combine, "_LEAST_KEY_DIM", 0)
@@ -107,6 +106,24 @@ def test_of_equal_scores_the_lower_block_is_chosen(inputs: tuple[Streams, Tensor
     slot = torch.arange(p.n_top, device="cuda")
     wanted = torch.where(slot[None] < many[:, None], slot[None] + 1, -1).to(torch.int32)
     assert torch.equal(top, wanted.expand_as(top))
+
+
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("n_top", [13, 32])
+def test_chosen_blocks_of_scores_in_order(inputs: tuple[Streams, Tensor, Problem], n_top: int, rising: bool) -> None:
+    # In order, the best of those seen so far change with every block, or never.
+    (q, kc, vc, *streams), _, p = inputs
+    sizes = (*SIZES[:3], SIZES[3] - p.n_top + n_top, SIZES[4])
+    p = Problem.of(q, *streams[:2], sizes=sizes, scale=q.shape[-1] ** -0.5, deterministic=False)
+    if forward.why_no_select(q, kc, p) or n_top > p.n_blocks:
+        return
+    ramp = torch.linspace(0, 8, p.n_cmp, device="cuda")[None, :, None, None] * (1 if rising else -1)
+    q, kc = torch.ones_like(q), (ramp * q.shape[-1] ** -0.5).expand_as(kc).to(kc.dtype).contiguous()
+    _, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
+    wanted, _ = launch._select(q, kc, lse, p, by_wgmma=False)
+    top, _ = forward.select(q, kc, lse, p)
+    assert torch.equal(top >= 0, wanted >= 0)
+    assert (top == wanted).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("off", ["merge", "gather", "nothing"])
