@@ -127,10 +127,12 @@ def gathers_by_wgmma(dims: HeadDims, heads_per_group: int, l_sel: int, itemsize:
 
 
 def choose_span(dims: HeadDims, heads_per_group: int, itemsize: int) -> int:
-    """Tokens whose queries, output gradients and float32 query gradients together take up to 32 MiB, as many as the L2
-    cache of a Hopper GPU holds beside the rest."""
-    row = (dims.dk + dims.dv) * itemsize + dims.dk * 4
-    return next_power_of_2((32 << 20) // (heads_per_group * row) + 1) // 2
+    """Tokens whose queries and output gradients together take up to 40 MiB, as many as the L2 cache of a Hopper GPU
+    holds beside the rest; of up to 64 channels with float32 query gradients, 32 MiB."""
+    row, room = (dims.dk + dims.dv) * itemsize, 40 << 20
+    if dims.dk <= 64:
+        row, room = row + dims.dk * 4, 32 << 20
+    return next_power_of_2(room // (heads_per_group * row) + 1) // 2
 
 
 @functools.lru_cache(maxsize=64)

@@ -72,7 +72,7 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
         ({}, None, None, None, None),
         ({"S": 8192}, None, None, None, None),
         ({"dtype": torch.float32}, "dtype", "dtype", "dtype", "dtype"),
-        ({"dk": 192}, None, None, "head_dim", None),
+        ({"dk": 192}, None, None, None, None),
         ({"dk": 256}, "head_dim", "head_dim", "head_dim", "head_dim"),
         ({"dv": 64}, None, None, None, None),
         ({"dk": 64, "dv": 64}, None, None, "narrow", "narrow"),
@@ -247,12 +247,13 @@ def test_tritons_kernels_beside_them_are_compiled_ahead(monkeypatch: pytest.Monk
 
 
 def test_a_span_of_tokens_fits_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert problem(16).span == 4096
+    assert problem(16, S=65536).span == 65536
     monkeypatch.setenv("HOPPER_KERNELS", "1")
-    assert problem(16).span == 2048
-    assert problem(8, dk=192).span == 2048
+    assert problem(16, S=65536).span == 4096
+    assert problem(16, dk=192, S=65536).span == 4096
+    assert problem(4, S=65536).span == 16384
     assert problem(6, 64, 64, S=65536).span == 8192
     assert problem(16, S=100).span == 100
     # Triton's kernels keep partial sums for each list: theirs are as few as can be.
-    assert problem(16, deterministic=True).span == problem(4).span == 4096
-    assert problem(16).n_lists == 2 * problem(16).n_blocks
+    assert problem(16, S=65536, deterministic=True).span == problem(3, S=65536).span == 65536
+    assert problem(16, S=8192).n_lists == 2 * problem(16, S=8192).n_blocks

@@ -6,12 +6,12 @@
 // two warpgroups does the products of a half. So memory is read while products run, though each row needs both.
 //
 // Constants: DK, DV (multiples of 64), HPG (heads per group), NTOP (scored blocks of a token), W (window), BN (64: keys of a
-// tile, and a block), STAGES, RING (partial results of 64 rows on their way), HALF.
+// tile, and a block), STAGES, RING (partial results of 64 rows on their way), STATES (1 or 2: halves' sums handed over at a time), HALF.
 
 constexpr int DKC = DK / 64, DVC = DV / 64, PER = 64 / HPG, TOKENS = 2 * PER;
 constexpr int Q_BYTES = DKC * 8192, K_BYTES = DKC * 8192, V_BYTES = DVC * 8192, STATE_BYTES = 64 * DV * 4;
 constexpr int AT_Q = 0, AT_K = AT_Q + 2 * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_PARTS = AT_V + STAGES * V_BYTES;
-constexpr int AT_STATE = AT_PARTS + RING * V_BYTES, AT_WEIGHTS = AT_STATE + 2 * STATE_BYTES;
+constexpr int AT_STATE = AT_PARTS + RING * V_BYTES, AT_WEIGHTS = AT_STATE + STATES * STATE_BYTES;
 constexpr int AT_SUMS = AT_WEIGHTS + NTOP * 128 * 4, AT_BARRIERS = AT_SUMS + 128 * 8;
 static_assert(BN == 64 && HPG <= 64 && NTOP > 0, "sizes that are served");
 
@@ -55,10 +55,11 @@ struct Work {
     DEVICE int block(int i) const { return i < local ? newest - i : i < forced ? 0 : newest - (i - forced); }
 };
 
-// Barriers: queries there and done with; for each half sums there and taken; for each stage keys there and done with, values
+// Barriers: queries there and done with; for each half sums there; for each of their buffers sums taken; for each stage keys there and done with, values
 // there and done with; for each of the ring partial results there and done with.
 DEVICE u32 bar_q(u32 base) { return base + AT_BARRIERS; }
-DEVICE u32 bar_state(u32 base, int half) { return base + AT_BARRIERS + 16 + half * 16; }
+DEVICE u32 bar_state(u32 base, int half) { return base + AT_BARRIERS + 16 + half * 8; }
+DEVICE u32 bar_taken(u32 base, int half) { return base + AT_BARRIERS + 32 + half % STATES * 8; }
 DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + 48 + step % STAGES * 32; }
 DEVICE u32 bar_v(u32 base, int step) { return bar_k(base, step) + 16; }
 DEVICE u32 bar_part(u32 base, int step) { return base + AT_BARRIERS + 48 + STAGES * 32 + step % RING * 16; }
@@ -175,8 +176,8 @@ DEVICE void merge(const Arguments &a, u32 base) {
                 __syncwarp();
                 if (ARRIVES) barrier_arrive(bar + 8);
             }
-            const u32 bar = bar_state(base, half), to = base + AT_STATE + half * STATE_BYTES + i * 16;
-            barrier_wait(bar + 8, count & 1 ^ 1);
+            const u32 bar = bar_state(base, half), to = base + AT_STATE + half % STATES * STATE_BYTES + i * 16;
+            barrier_wait(bar_taken(base, half), (2 * count + half) / STATES & 1 ^ 1);
 #pragma unroll
             for (int j = 0; j < DV / 8; j++) store_four(to + j * 2048, sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
             if (i / 64 == half) store_two(base + AT_SUMS + i * 8, m, total);
@@ -224,8 +225,10 @@ DEVICE void hide_some(float (&s)[BN / 2], const Work &x, int i, const int (&toke
     }
 }
 
-// Attention over tiles `begin .. end` of the work tile's keys, on top of `x`.
-DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64 q_rows, int before, int begin, int end, const int (&token)[2]) {
+// Attention over tiles `begin .. end` of the work tile's keys, on top of `x`; `load` is run beside the last product.
+template <class Load>
+DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64 q_rows, int before, int begin, int end, const int (&token)[2],
+                   Load load) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     float s[BN / 2], faded[2];
     u32 p[BN / 16][4];
@@ -262,14 +265,13 @@ DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64
     barrier_wait(bar_v(base, step), phase_of(step));
     products_begin();
     add_values(x.o, p, base, step);
+    load();
     products_wait<0>();
     if (ARRIVES) barrier_arrive(bar_v(base, step) + 8);
 }
 
-// Row `h` of a lane's two times `own`, and what lies at `from` times `other`.
-DEVICE void mix(float (&o)[DV / 2], int h, int t, const u32 *from, float other, float own, bool inside) {
-    u32 x[DV / 8];
-    load_row<DV>(x, from, t, inside);
+// Row `h` of a lane's two times `own`, and `x` times `other`.
+DEVICE void mix(float (&o)[DV / 2], int h, const u32 (&x)[DV / 8], float other, float own) {
 #pragma unroll
     for (int j = 0; j < DV / 8; j++) {
         o[4 * j + 2 * h] = fmaf(own, o[4 * j + 2 * h], other * low_of(x[j]));
@@ -279,7 +281,7 @@ DEVICE void mix(float (&o)[DV / 2], int h, int t, const u32 *from, float other, 
 
 // Takes over what merge() left for this lane.
 DEVICE void take(State &x, u32 base, int half, int g, int t, int warp) {
-    const u32 from = base + AT_STATE + half * STATE_BYTES + threadIdx.x % 128 * 16;
+    const u32 from = base + AT_STATE + half % STATES * STATE_BYTES + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int j = 0; j < DV / 8; j++) load_four(from + j * 2048, x.o[4 * j], x.o[4 * j + 1], x.o[4 * j + 2], x.o[4 * j + 3]);
 #pragma unroll
@@ -299,37 +301,52 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
         State x;
         int token[2];
         bool inside[2];
-        long long row[2];
+        u32 row[2];  // of all tokens' heads
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int r = 16 * warp + g + 8 * h;
             token[h] = work.t0 + half * PER + r / HPG;
             inside[h] = r < PER * HPG && token[h] < a.S;
-            row[h] = ((long long)work.b * a.S + token[h]) * a.H + work.g * HPG + r % HPG;
+            row[h] = ((u32)work.b * a.S + token[h]) * a.H + work.g * HPG + r % HPG;
+            if (inside[h] && t < DVC) prefetch_line((const u32 *)a.o_cmp + (u64)row[h] * (DV / 2) + t * 32);
         }
         barrier_wait(bar_state(base, half), count & 1);
         take(x, base, half, g, t, warp);
         __syncwarp();
-        if (ARRIVES) barrier_arrive(bar_state(base, half) + 8);
+        if (ARRIVES) barrier_arrive(bar_taken(base, half));
         barrier_wait(bar_q(base), count & 1);
-        attend(x, a, work, base, q_rows, before, 0, work.forced, token);
+        u32 found[2][DV / 8];
+        float gates[2][2];
+        attend(x, a, work, base, q_rows, before, 0, work.forced, token, [&] {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) gates[h][i] = inside[h] ? a.gates[(u64)row[h] * 3 + i] : 0.f;
+                load_row<DV>(found[h], (const u32 *)a.o_cmp + (u64)row[h] * (DV / 2), t, inside[h]);
+            }
+        });
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float sum = sum_of_four(x.total[h]), scale = sum > 0.f ? 1.f / sum : 0.f;
             if (a.save) {
                 if (inside[h] && t == 0) a.lse_sel[row[h]] = sum > 0.f ? x.m[h] + log2f(sum) : -1e30f;
-                store_row<DV>((u32 *)a.o_sel + row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
+                store_row<DV>((u32 *)a.o_sel + (u64)row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
             }
             // Kept where the output goes meanwhile: the registers are wanted for the window.
-            const float gate0 = inside[h] ? a.gates[row[h] * 3] : 0.f, gate1 = inside[h] ? a.gates[row[h] * 3 + 1] * scale : 0.f;
-            mix(x.o, h, t, (const u32 *)a.o_cmp + row[h] * (DV / 2), gate0, gate1, inside[h]);
-            store_row<DV>((u32 *)a.o + row[h] * (DV / 2), x.o, h, t, 1.f, inside[h]);
+            mix(x.o, h, found[h], gates[h][0], gates[h][1] * scale);
+            store_row<DV>((u32 *)a.o + (u64)row[h] * (DV / 2), x.o, h, t, 1.f, inside[h]);
             x.m[h] = -1e30f;
             x.total[h] = 0.f;
         }
 #pragma unroll
         for (int j = 0; j < DV / 2; j++) x.o[j] = 0.f;
-        attend(x, a, work, base, q_rows, before, work.forced, work.steps, token);
+        attend(x, a, work, base, q_rows, before, work.forced, work.steps, token, [&] {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                gates[h][0] = inside[h] ? a.gates[(u64)row[h] * 3 + 2] : 0.f;
+                load_row<DV>(found[h], (const u32 *)a.o + (u64)row[h] * (DV / 2), t, inside[h]);
+            }
+        });
         if (ARRIVES) barrier_arrive(bar_q(base) + 8);
         before += work.steps;
 #pragma unroll
@@ -337,11 +354,10 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
             const float sum = sum_of_four(x.total[h]), scale = sum > 0.f ? 1.f / sum : 0.f;
             if (a.save) {
                 if (inside[h] && t == 0) a.lse_win[row[h]] = sum > 0.f ? x.m[h] + log2f(sum) : -1e30f;
-                store_row<DV>((u32 *)a.o_win + row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
+                store_row<DV>((u32 *)a.o_win + (u64)row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
             }
-            u32 *to = (u32 *)a.o + row[h] * (DV / 2);
-            mix(x.o, h, t, to, 1.f, inside[h] ? a.gates[row[h] * 3 + 2] * scale : 0.f, inside[h]);
-            store_row<DV>(to, x.o, h, t, 1.f, inside[h]);
+            mix(x.o, h, found[h], 1.f, gates[h][0] * scale);
+            store_row<DV>((u32 *)a.o + (u64)row[h] * (DV / 2), x.o, h, t, 1.f, inside[h]);
         }
     }
 }
@@ -356,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_consta
         barrier_init(bar_q(base) + 8, 8 * ARRIVALS);
         for (int i = 0; i < 2; i++) {
             barrier_init(bar_state(base, i), 4 * ARRIVALS);
-            barrier_init(bar_state(base, i) + 8, 4 * ARRIVALS);
+            barrier_init(base + AT_BARRIERS + 32 + i * 8, 4 * ARRIVALS);
         }
         for (int i = 0; i < 2 * STAGES; i++) {
             barrier_init(bar_k(base, 0) + i * 16, 1);

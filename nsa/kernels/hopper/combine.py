@@ -30,22 +30,22 @@ class _Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def _ring(p: Problem) -> tuple[int, int]:
-    """Stages of keys and values, and partial results on their way."""
+def _ring(p: Problem) -> tuple[int, int, int]:
+    """Stages of keys and values, partial results on their way, and sums handed over at a time."""
     if p.dims.dv > 64:
-        return 2, 3
-    return (2, 6) if p.dims.dk > 64 else (3, 6)
+        return 2, 3, 1 if p.dims.dk > 128 else 2
+    return (2, 6, 2) if p.dims.dk > 64 else (3, 6, 2)
 
 
 def _constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
     dk, dv = p.dims.dk, p.dims.dv
-    stages, ring = _ring(p)
+    stages, ring, states = _ring(p)
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("W", p.w), ("BN", _BLOCK), ("STAGES", stages),
-        ("RING", ring), ("HALF", int(p.dtype == torch.float16)),
+        ("RING", ring), ("STATES", states), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 128 * (2 * dk + stages * (dk + dv) + ring * dv + 4 * dv + 4 * p.n_top + 8)
+    shared = 128 * (2 * dk + stages * (dk + dv) + ring * dv + 2 * states * dv + 4 * p.n_top + 8)
     return constants, shared + 48 + 32 * stages + 16 * ring
 
 
@@ -53,7 +53,7 @@ def combine_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_combine` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
         return "dtype"
-    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS or p.dims.dk > 128:
+    if (p.dims.dk, p.dims.dv) not in WGMMA_HEAD_DIMS:
         return "head_dim"
     if not p.n_top:
         return "no_keys"

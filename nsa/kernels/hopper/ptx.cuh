@@ -70,6 +70,7 @@ DEVICE void copy_box(u32 to, const TensorMap *map, u32 bar, int c0, int c1, int 
         : "memory");
 }
 DEVICE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void prefetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 DEVICE void copy_bytes(u32 to, const void *from, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(bar)
