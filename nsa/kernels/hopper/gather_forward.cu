@@ -51,7 +51,7 @@ DEVICE void bring(const Arguments &a, u32 base, int lane) {
             if (lane == 0) barrier_expect(q, ROWS * DK * 2);
             __syncwarp();
             now.bring(x, lane, [&](int slot, int c, int token) {
-                copy_box(tile + c * 8192 + slot * HPG * 128, &a.q, q, c * 64, x.g * HPG, token, x.b);
+                copy_kept(tile + c * 8192 + slot * HPG * 128, &a.q, q, c * 64, x.g * HPG, token, x.b);
             });
         }
     }

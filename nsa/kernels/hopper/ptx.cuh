@@ -69,6 +69,15 @@ DEVICE void copy_box(u32 to, const TensorMap *map, u32 bar, int c0, int c1, int 
         ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
         : "memory");
 }
+// The same of a tensor whose lines leave the L2 cache last, where others go through it that are read once.
+DEVICE void copy_kept(u32 to, const TensorMap *map, u32 bar, int c0, int c1, int c2, int c3) {
+    u64 last;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+        ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(last)
+        : "memory");
+}
 DEVICE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEVICE void prefetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 DEVICE void copy_bytes(u32 to, const void *from, u32 bytes, u32 bar) {
