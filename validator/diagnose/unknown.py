@@ -32,7 +32,7 @@ def config_unknown(run: RunFacts) -> Iterator[Diagnosis]:
     unknown = f"so whether the settings were obeyed is not known{f': {named}' if named else ''}"
     if run.obeyed:
         unknown = f"but {obeyed_text(run.obeyed)}; whether it obeys {named or 'the others'} is not known"
-    to_show = listed([key for key in left if may_show_at_first(key) and not is_seed(key)], most=_NAMED) or "them"
+    to_show = listed([key for key in left if may_show_at_first(key) and not is_seed(key)], most=_NAMED) or "settings"
     yield Diagnosis(
         f"The trainer does not write its effective config, {unknown}.",
         because=[evidence("no `effective` in the trainer's environment file")],

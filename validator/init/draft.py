@@ -35,6 +35,8 @@ LEARNS = "loss.last < loss.first"
 _SKELETON = "step {step} .*loss {loss}"
 """A pattern to start from, where nothing was recognized."""
 
+_OPEN_STEPS = "    steps_open: true    # nothing says how many steps the trainer does by itself"
+
 _PLAIN = re.compile(r"[A-Za-z0-9_./=+@~^-]+")  # what needs no quotes in YAML, unless it reads as a number or a word
 _READS_AS_OTHER = re.compile(r"(?i)[-+]?\.?\d[\da-fox._+:-]*|true|false|null|yes|no|on|off|~|-|=|\.nan|[-+]?\.inf")
 
@@ -60,7 +62,7 @@ def lengths_of(watched: WatchedCommand, *, steps: int | None = None) -> Lengths:
     step_s = watched.step_s
     stride = 1 if watched.reading is None else watched.reading.stride
     least = max(ENOUGH_STEPS, _MIN_ROWS * stride)
-    wanted = steps or max(least, _round(_UNKNOWN_STEPS if not step_s else _BASELINE_S / step_s))
+    wanted = steps or max(least, two_digits(_UNKNOWN_STEPS if not step_s else _BASELINE_S / step_s))
     own = min(filter(None, (own, watched.most)), default=None)
     if own is not None and steps is None:
         wanted = min(wanted, own)
@@ -82,15 +84,13 @@ def timeout_minutes(expected_s: float) -> int:
 
 def soak_steps(baseline: int, step_s: float | None) -> int:
     """Steps of a soak: a quarter of an hour, and at least twice the baseline."""
-    return max(2 * baseline, _round(_SOAK_S / step_s if step_s else 10 * baseline))
+    return max(2 * baseline, two_digits(_SOAK_S / step_s if step_s else 10 * baseline))
 
 
-def _round(value: float) -> int:
-    """Two significant digits, downwards."""
-    if value < 10:
-        return max(1, int(value))
-    scale = 10 ** (math.floor(math.log10(value)) - 1)
-    return int(value // scale * scale)
+def two_digits(value: float, *, up: bool = False) -> int:
+    """Steps of two significant digits, no more than `value`, or no less."""
+    scale = 10 ** max(0, math.floor(math.log10(max(value, 1.0))) - 1)
+    return max(1, int((math.ceil if up else math.floor)(value / scale) * scale))
 
 
 def draft(
@@ -118,7 +118,7 @@ def draft(
         f"name: {name}",
         *([f"hardware: {{gpus: {watched.gpus}}}"] if watched.gpus else []),
         "",
-        *_trainer(watched, base=base),
+        *_trainer(watched, base=base, steps=lengths.baseline),
         "",
         *_defaults(watched, lengths),
         "",
@@ -134,7 +134,7 @@ def draft(
 def watched_series(watched: WatchedCommand) -> frozenset[str]:
     """Names of the series that a run will have: what was seen, and the time of a step by the arrival of its lines."""
     names = frozenset() if watched.reading is None else frozenset(watched.reading.result.series)
-    return names if not names or _rate_of(names) else names | {"step_time_s"}
+    return names if not names or rate_of(names) else names | {"step_time_s"}
 
 
 def _head(watched: WatchedCommand) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _comment(text: str, *, indent: str = "# ") -> list[str]:
     )
 
 
-def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
+def _trainer(watched: WatchedCommand, *, base: Path, steps: int) -> Iterator[str]:
     command = watched.command
     yield "trainer:"
     for setting in command.ours:
@@ -173,6 +173,8 @@ def _trainer(watched: WatchedCommand, *, base: Path) -> Iterator[str]:
             yield f"  # {setting.written}: it {was}"
     for key, value in trainer_keys(command, base=base).items():
         yield from _key(key, value)
+    if watched.limit is not None and steps <= watched.limit:
+        yield f"  max_steps: {watched.limit}    # it came to its own end there, or says so; no phase may have more"
     metrics = {"stdout": _SKELETON} if watched.reading is None else _metrics(watched)
     yield "  metrics:"
     for key, value in metrics.items():
@@ -205,7 +207,7 @@ def _metrics(watched: WatchedCommand) -> dict[str, Any]:
     metrics = dict(watched.reading.metrics)
     if len(metrics.get("reader", ())) == 1:
         metrics["reader"] = metrics["reader"][0]
-    if _rate_of(watched_series(watched)) == "samples_per_s":
+    if rate_of(watched_series(watched)) == "samples_per_s":
         metrics["extra"] = {
             "samples_per_s": {"unit": "samples/s", "better": "higher", "window": "steady", "headline": True}
         }
@@ -261,7 +263,7 @@ def _baseline(watched: WatchedCommand, lengths: Lengths, *, steps_open: bool) ->
     yield "    why: How fast it is, how steady, and whether it learns."
     yield f"    steps: {lengths.baseline}  {about}".rstrip()
     if steps_open:
-        yield "    steps_open: true    # nothing says how many steps the trainer does by itself"
+        yield _OPEN_STEPS
     yield "    accept:"
     if "loss" in series or not series:
         yield f"      - {LEARNS}"
@@ -270,7 +272,7 @@ def _baseline(watched: WatchedCommand, lengths: Lengths, *, steps_open: bool) ->
     yield from (f"      - {expr}" for expr in _open_bounds(watched))
 
 
-def _rate_of(series: frozenset[str]) -> str | None:
+def rate_of(series: frozenset[str]) -> str | None:
     """The series that shows best how fast the trainer is."""
     return next((name for name in ("toks_per_s", "step_time_s", "samples_per_s") if name in series), None)
 
@@ -283,7 +285,7 @@ def _open_bounds(watched: WatchedCommand) -> Iterator[str]:
         "step_time_s": f"step_time_s.mean <= ? s{seen}",
         "samples_per_s": "samples_per_s.mean >= ? samples/s",
     }
-    rate = _rate_of(series)
+    rate = rate_of(series)
     yield by_name[rate] if rate is not None else "loss.last <= ? nat"
     memory = next((name for name in ("gpu_mem_reserved_mib", "gpu_mem_alloc_mib") if name in series), None)
     if watched.gpus and memory is not None:
@@ -293,15 +295,28 @@ def _open_bounds(watched: WatchedCommand) -> Iterator[str]:
 
 
 def soak_lines(
-    series: frozenset[str], *, steps: int, minutes: int | None = None, learns: str = LEARNS
+    series: frozenset[str],
+    *,
+    steps: int,
+    minutes: int | None = None,
+    learns: str = LEARNS,
+    steps_open: bool = False,
 ) -> Iterator[str]:
-    """The phase that is long: what holds in the baseline must last. `minutes` is its timeout, where it has its own, and
-    `learns` what is asked of the loss."""
+    """The phase that is long: what holds in the baseline must last.
+
+    Args:
+        series: names of what a run reports.
+        steps: its length; a guess where `steps_open`.
+        minutes: its timeout, where it has its own.
+        learns: what is asked of the loss.
+    """
     yield "  - id: soak"
     yield "    kind: soak"
     yield "    needs: [baseline]"
     yield "    why: The rate, the memory and the loss must last."
     yield f"    steps: {steps}"
+    if steps_open:
+        yield _OPEN_STEPS
     if minutes is not None:
         yield f"    timeout: {minutes}m"
     yield "    accept:"

@@ -97,9 +97,10 @@ class WatchedCommand:
 
     `reading` is the best way to read what it writes, None where none is known; `step_s` the time of a step by
     validator's clock; `total` the steps that the trainer does by itself, where it prints that; `most` those that it is
-    known not to exceed, by its epochs or since it came to its own end; `failure` how it ended where it ended by itself
-    and not well; `lines` are the first ones of the `printed` that were printed, `files` those that grew in the
-    output folder and `outside` those in the working folder; `unread` says which loss is read as none.
+    known not to exceed, by its epochs or since it came to its own end; `limit` those beyond which it does not go,
+    whatever it is given; `failure` how it ended where it ended by itself and not well; `lines` are the first ones of
+    the `printed` that were printed, `files` those that grew in the output folder and `outside` those in the working
+    folder; `unread` says which loss is read as none.
     """
 
     command: TrainerCommand
@@ -113,6 +114,7 @@ class WatchedCommand:
     outside: tuple[str, ...] = ()
     total: int | None = None
     most: int | None = None
+    limit: int | None = None
     printed: int = 0
     unread: str = ""
 
@@ -342,6 +344,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
             outside=tuple(grown_files(Path.cwd(), before)),
             total=None if best is None else _own_total(watcher, best, ended=outcome.exited_well),
             most=None if best is None else watcher.most(best, ended=outcome.exited_well),
+            limit=None if best is None else _limit(watcher, best, ended=outcome.exited_well),
         )
 
 
@@ -350,6 +353,15 @@ def _own_total(watcher: _TrialWatch, best: TrialReading, *, ended: bool) -> int 
     known = watcher.known_length(best)
     seen = best.last_step or 0
     return seen if known is None and (ended or (watcher.to_its_end and seen >= ENOUGH_STEPS)) else known
+
+
+def _limit(watcher: _TrialWatch, best: TrialReading, *, ended: bool) -> int | None:
+    """Steps beyond which the trainer does not go, whatever it is given: those of its epochs, those that it came to by
+    itself, or, where it is given no number of steps, the total that it prints."""
+    most = watcher.most(best, ended=ended)
+    if most is not None or _counting_as(best, watcher.command).length is not None:
+        return most
+    return watcher.known_length(best) or (best.last_step if ended else None)
 
 
 def _counting_as(reading: TrialReading | None, command: TrainerCommand) -> TrainerCommand:

@@ -16,7 +16,17 @@ from validator.baseline import value_of, without_criterion
 from validator.errors import ExitCode, FolderError, UserError, disk_errors
 from validator.files import replace_file
 from validator.init.command import name_of, near
-from validator.init.draft import LEARNS, draft, soak_lines, soak_steps, timeout_minutes, tokens_line, yaml_text
+from validator.init.draft import (
+    LEARNS,
+    draft,
+    rate_of,
+    soak_lines,
+    soak_steps,
+    timeout_minutes,
+    tokens_line,
+    two_digits,
+    yaml_text,
+)
 from validator.init.launch import launch_of
 from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
@@ -24,17 +34,25 @@ from validator.model.arguments import settings_in
 from validator.model.expression import open_reference
 from validator.model.runbook import Runbook, TrainPhase
 from validator.model.settings import has_placeholder
-from validator.model.verdict import ValidationReport
+from validator.model.verdict import RunReport, ValidationReport
 from validator.pipeline.baseline import make_baseline
 from validator.pipeline.evaluate import stored_report
 from validator.runbook import RunbookError
 from validator.runbook.load import LoadedRunbook
 from validator.runs.folder import RunFolder, is_run_folder
+from validator.stats.autocorrelation import SPAN_ROWS
 from validator.stats.means import is_flat
 from validator.text import format_number
 
 Note = Callable[[str], None]
 """Takes a line about the progress."""
+
+
+_UNEVEN = 0.05
+"""Half the interval of a baseline's rate over its mean that a soak, which may be 10 % slower, can be compared with."""
+
+_MOST_LONGER = 4.0
+"""Times as many steps as a recorded baseline had that it may be given."""
 
 
 class Exists(UserError):
@@ -191,12 +209,14 @@ def from_run(run: Path, *, out: Path | None, force: bool) -> FromRun:
     for phase, why in flat.items():
         text = without_criterion(text, phase, LEARNS, why=f"{why[:1].upper()}{why[1:]}.")
     ends = [one.expr for one in made.bounds if one.phase in flat and one.reference == "loss.last"]
-    text = with_soak(text, folder.header.runbook, report, learns=ends[0] if ends else LEARNS)
+    text, baseline, longer = with_more_rows(text, folder.header.runbook, report)
+    end = ends[0] if ends else LEARNS
+    text, short = with_soak(text, folder.header.runbook, report, learns=end, baseline=baseline)
     with disk_errors(path, command=f"validator init --from-run {run}"):
         replace_file(path, text)
     warnings = tuple(dict.fromkeys(one.code for one in report.findings if one.severity == "warning"))
     bounds = tuple(f"{one.phase}: {one.expr} {one.unit}".rstrip() for one in made.bounds)
-    notes = (*made.notes, *(f"{phase}: {why}" for phase, why in flat.items()))
+    notes = (*made.notes, *(f"{phase}: {why}" for phase, why in flat.items()), *longer, *short)
     return FromRun(path, bounds, warnings, notes)
 
 
@@ -276,24 +296,83 @@ def _fixed(place: str) -> bool:
     return place.startswith(("/", "~")) or has_placeholder(place)
 
 
-def with_soak(text: str, runbook: Runbook, report: ValidationReport, *, learns: str = LEARNS) -> str:
-    """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes; it
-    asks `learns` of the loss."""
+def with_more_rows(text: str, runbook: Runbook, report: ValidationReport) -> tuple[str, int | None, tuple[str, ...]]:
+    """The text with a baseline of so many rows that what they span holds the error of their mean, its steps, and a line
+    that says so.
+
+    Only where the recorded run had fewer, and they vary too much for a soak to be compared with them.
+    """
+    found = _baseline_of(runbook, report)
+    name = None if found is None else rate_of(frozenset(found[1].metrics))
+    if found is None or name is None:
+        return text, None, ()
+    (phase, run), skipped = found, runbook.defaults.warmup_steps
+    rate = run.metrics[name]
+    half = ((rate.ci_high or 0.0) - (rate.ci_low or 0.0)) / 2
+    if not rate.mean or rate.n >= SPAN_ROWS or half <= _UNEVEN * rate.mean:
+        return text, phase.steps, ()
+    steps = two_digits(skipped + (phase.steps - skipped) * min(SPAN_ROWS / rate.n, _MOST_LONGER), up=True)
+    steps = min(steps, runbook.trainer.max_steps or steps)
+    if steps <= phase.steps:
+        return text, phase.steps, ()
+    minutes = timeout_minutes(steps * (_step_s(phase, run) or 0.0))
+    why = f"{rate.n} rows of {phase.steps:,} steps vary too much, by their interval {100 * half / rate.mean:.0f} %"
+    lines = [f"steps: {steps}    # {why}"]
+    if 60 * minutes > runbook.defaults.timeout:
+        lines.append(f"timeout: {minutes}m")
+    head, mark, tail = text.partition("- id: baseline\n")
+    pattern = rf"(?m)^( +)steps: {phase.steps}\b.*$"
+    tail = re.sub(pattern, lambda line: "\n".join(line[1] + one for one in lines), tail, count=1)
+    longer = _if_valid(head + mark + tail, text)
+    if longer == text:
+        return text, phase.steps, ()
+    return longer, steps, (f"baseline: it has {steps:,} steps now, for {why}",)
+
+
+def with_soak(
+    text: str, runbook: Runbook, report: ValidationReport, *, learns: str = LEARNS, baseline: int | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """The text with a soak behind its phases, where there is none and a phase of one run says how long it takes; and a
+    line that says why there is none. It asks `learns` of the loss, and is at least twice as long as the baseline."""
+    found = _baseline_of(runbook, report)
+    if found is None:
+        return text, ()
+    phase, run = found
+    step_s, most = _step_s(phase, run), runbook.trainer.max_steps
+    wanted = soak_steps(baseline or phase.steps, step_s)
+    steps = min(wanted, most or wanted)
+    if steps <= (baseline or phase.steps):
+        return text, (
+            f"no soak: the trainer does {most:,} steps at most (trainer.max_steps), and the baseline has them",
+        )
+    minutes = timeout_minutes(steps * (step_s or 0.0))
+    its_own = minutes if 60 * minutes > runbook.defaults.timeout else None
+    # Steps that are passed to nobody are those that the trainer happens to do.
+    guess = phase.steps_open or (runbook.trainer.stop == "at_steps" and most is None)
+    lines = soak_lines(frozenset(run.metrics), steps=steps, minutes=its_own, learns=learns, steps_open=guess)
+    return _if_valid("\n".join((text.rstrip("\n"), "", *lines)) + "\n", text), ()
+
+
+def _baseline_of(runbook: Runbook, report: ValidationReport) -> tuple[TrainPhase, RunReport] | None:
+    """The phase of a runbook as `init` writes it, beside its settings, and a run of it; None for any other runbook."""
     phases = [phase for phase in runbook.phases if isinstance(phase, TrainPhase)]
     others = [phase for phase in runbook.phases if phase not in phases and phase.kind != "settings"]
     own = [phase.runs for phase in report.phases if phases and phase.id == phases[0].id]
     runs = [run for runs in own for run in runs if run.outcome is not None and run.metrics]
     if others or len(phases) != 1 or phases[0].id != "baseline" or not runs:
-        return text
-    seconds = (runs[0].outcome or {}).get("duration_s")
-    step_s = float(seconds) / phases[0].steps if isinstance(seconds, (int, float)) and seconds > 0 else None
-    steps = soak_steps(phases[0].steps, step_s)
-    minutes = timeout_minutes(steps * (step_s or 0.0))
-    its_own = minutes if 60 * minutes > runbook.defaults.timeout else None
-    lines = soak_lines(frozenset(runs[0].metrics), steps=steps, minutes=its_own, learns=learns)
-    longer = "\n".join((text.rstrip("\n"), "", *lines)) + "\n"
+        return None
+    return phases[0], runs[0]
+
+
+def _step_s(phase: TrainPhase, run: RunReport) -> float | None:
+    seconds = (run.outcome or {}).get("duration_s")
+    return float(seconds) / phase.steps if isinstance(seconds, (int, float)) and seconds > 0 else None
+
+
+def _if_valid(text: str, before: str) -> str:
+    """The text if it is a runbook, else that before, whose phases are not its end or laid out in another way."""
     try:
-        loads(longer)
-    except RunbookError:  # its phases are not the last thing in it, or are laid out in another way
-        return text
-    return longer
+        loads(text)
+    except RunbookError:
+        return before
+    return text

@@ -254,7 +254,11 @@ def _within_noise(outcome: _Outcome, case: _Case, binding: Binding) -> _Outcome:
         or index is None
     ):
         return outcome
-    found = measured(phase.arms[arm][index])
+    run = phase.arms[arm][index]
+    found, rows = measured(run), run.result.series.get(one.name) if run.result is not None else None
+    if rows is not None and len(rows.values) == 1 and math.isfinite(rows.values[0]):
+        message = f"{outcome.message} The run has one row of {one.name}, its first and its last: more steps show more."
+        return replace(outcome, status="INCONCLUSIVE", message=message)
     noise = found.metrics[one.name].noise if found is not None and one.name in found.metrics else None
     values = [side for side in (outcome.observed, outcome.bound) if isinstance(side, float)]
     if noise is None or len(values) < 2 or not within_noise(values[0] - values[1], noise, rows=2):

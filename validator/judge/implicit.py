@@ -263,7 +263,8 @@ def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...],
     if done + ahead <= wanted and guess and by_itself:
         message = (
             f"The trainer ended by itself with exit code 0 after {done:g} steps. Nothing said how many it does, and "
-            f"validator had chosen {wanted}: if these are all of them, ask for no more (--steps {done:g})."
+            f"validator had chosen {wanted}: if these are all of them, ask for no more: --steps {done:g}, or "
+            f"--set {run.spec.phase}.steps={done:.0f} where a runbook has them."
         )
         return Found("INCONCLUSIVE", message, done, wanted, evidence)
     if done + ahead <= wanted:

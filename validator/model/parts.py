@@ -162,6 +162,12 @@ class Trainer(Frozen):
         "no such setting, and validator ends it with SIGTERM once the steps are written, which is a normal end. Rows "
         "behind them do not count.",
     )
+    max_steps: Count | None = Field(
+        None,
+        ge=1,
+        description="Steps that it does at most, however many a phase has: by its data, or by a length of its own. A "
+        "phase with more is an error. `init` writes it where it saw that length.",
+    )
     cwd: str | None = Field(
         None, description="The same, relative to where `validator` was started. Give one of the two."
     )

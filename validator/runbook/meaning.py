@@ -54,6 +54,7 @@ def _launch(built: Built, runbook: Runbook) -> Iterator[Problem]:
     for index, phase in enumerate(runbook.phases):
         if isinstance(phase, TrainingPhase):
             yield from _processes(built, runbook, index, phase)
+            yield from _length(built, runbook, index, phase)
             yield from _fixed_args(built, runbook, ("phases", index, "args"), phase.args)
             yield from _log_texts(built, index, phase)
     yield from _fixed_args(built, runbook, ("defaults", "args"), runbook.defaults.args)
@@ -133,6 +134,14 @@ def _processes(built: Built, runbook: Runbook, index: int, phase: TrainingPhase)
         path: Path = ("phases", index, "nproc") if own else ("defaults", "nproc")
         message = f"phase {phase.id} starts {nproc} processes, but hardware.gpus is {gpus}"
         yield built.problem(path, message, f"lower nproc to {gpus}, or raise hardware.gpus")
+
+
+def _length(built: Built, runbook: Runbook, index: int, phase: TrainingPhase) -> Iterator[Problem]:
+    most = runbook.trainer.max_steps
+    if most is not None and phase.steps > most and built.sound("trainer"):
+        message = f"phase {phase.id} has {phase.steps} steps, and the trainer does {most} at most"
+        fix = f"lower steps to {most}, or give the trainer more and correct trainer.max_steps"
+        yield built.problem(("phases", index, "steps"), message, fix)
 
 
 def _fixed_args(built: Built, runbook: Runbook, path: Path, args: Mapping[str, Setting]) -> Iterator[Problem]:

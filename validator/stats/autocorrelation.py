@@ -193,7 +193,7 @@ def long_run_stdev(values: Floats, phi: float) -> float:
     return float(values.std(ddof=1)) * math.sqrt((1.0 + phi) / (1.0 - phi))
 
 
-_ENOUGH = 60
+SPAN_ROWS = 60
 """Values from which on their span holds the error of their mean."""
 
 
@@ -209,4 +209,4 @@ def mean_half_width(values: Floats, *, level: float = 0.95) -> float:
         return math.inf if n < 2 else 0.0
     effective = max(effective_values(values), 2.0)
     half = float(values.std(ddof=1)) / math.sqrt(effective) * t_quantile((1 + level) / 2, effective - 1.0)
-    return min(half, float(np.ptp(values)) * max(1.0, _ENOUGH / n))
+    return min(half, float(np.ptp(values)) * max(1.0, SPAN_ROWS / n))

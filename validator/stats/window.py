@@ -221,8 +221,8 @@ def _may_be_start(run: _LevelRun, values: Floats, end: int, cap: int) -> bool:
         return False
     if run.done_before(end) <= max(cap, LATE * run.length):
         return True
-    half = end // 2
-    return float(series[:half].mean()) - rest > FADING * (float(series[half:end].mean()) - rest)
+    half = end // 2  # a single row does not show whether it fades
+    return half > 0 and float(series[:half].mean()) - rest > FADING * (float(series[half:end].mean()) - rest)
 
 
 def _leading_pauses(values: Floats) -> int:

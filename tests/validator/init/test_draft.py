@@ -20,12 +20,12 @@ from validator.init.length import printed_total, total_of_epochs
 from validator.init.reading import TrialReading
 from validator.init.settings import with_placeholders
 from validator.init.watched import WatchedCommand, _TrialWatch
-from validator.init.work import last_run, with_soak, with_tokens_line
+from validator.init.work import last_run, with_more_rows, with_soak, with_tokens_line
 from validator.kinds.registry import load, loads
 from validator.model.expression import open_reference
 from validator.model.result import Result, Series, SourceFile
 from validator.model.settings import timeout_of
-from validator.model.training_phases import SoakPhase
+from validator.model.training_phases import SoakPhase, TrainPhase
 from validator.supervise.wait import CancelToken
 
 UNITS = {"loss": "nat", "step_time_s": "s", "toks_per_s": "tok/s", "samples_per_s": ""}
@@ -325,11 +325,72 @@ def test_a_soak_that_is_added_has_time_enough() -> None:
     text = draft(seen, name="made", base=Path("/"), soak=False)
     run = SimpleNamespace(outcome={"duration_s": 120.0}, metrics={"loss": None, "step_time_s": None})
     report = cast("Any", SimpleNamespace(phases=[SimpleNamespace(id="baseline", runs=[run])]))
-    made = loads(with_soak(text, loads(text), report))
+    made = loads(with_soak(text, loads(text), report)[0])
     soak = made.phases[1]
     assert isinstance(soak, SoakPhase)
     assert soak.steps == 15_000
     assert timeout_of(made, soak) >= 3 * 15_000 * 0.06 > made.defaults.timeout
+
+
+@pytest.mark.parametrize(
+    ("limit", "soak", "longer"), [(None, 3600, 1300), (2000, 2000, 1300), (900, None, 900), (600, None, 600)]
+)
+def test_no_phase_is_longer_than_the_trainer(limit: int | None, soak: int | None, longer: int) -> None:
+    """A healthy trainer of 200 steps was NO-GO for a soak of 16,000 that `init --from-run` had added."""
+    seen = replace(watched("train.py", reading("loss", "toks_per_s")), step_s=0.25, total=limit, limit=limit)
+    text = draft(seen, name="made", base=Path("/"), steps=600, soak=False)
+    assert loads(text).trainer.max_steps == limit
+    rate = SimpleNamespace(n=28, mean=1000.0, ci_low=100.0, ci_high=1900.0)
+    run = SimpleNamespace(outcome={"duration_s": 150.0}, metrics={"loss": None, "toks_per_s": rate})
+    report = cast("Any", SimpleNamespace(phases=[SimpleNamespace(id="baseline", runs=[run])]))
+    made, baseline, _ = with_more_rows(text, loads(text), report)
+    assert baseline == longer
+    made, said = with_soak(made, loads(text), report, baseline=baseline)
+    assert [phase.steps for phase in loads(made).phases] == [longer, *([soak] if soak else [])]  # type: ignore[union-attr]
+    assert any("max_steps" in one for one in said) is (soak is None)
+
+
+@pytest.mark.parametrize(
+    ("line", "guess", "limit", "steps_open"),
+    [
+        ("train.py", True, None, [True, True]),
+        ("train.py", False, None, [False, True]),  # `run --steps N` says how long the baseline is, and no more
+        ("train.py", False, 9000, [False, False]),
+        ("train.py --max_iters 9000", False, None, [False, False]),
+    ],
+)
+def test_a_soak_whose_steps_go_to_nobody_is_a_guess(
+    line: str, guess: bool, limit: int | None, steps_open: list[bool]
+) -> None:
+    seen = replace(watched(line, reading("loss", "step_time_s")), step_s=0.06, limit=limit)
+    text = draft(seen, name="made", base=Path("/"), soak=False, steps_open=guess)
+    run = SimpleNamespace(outcome={"duration_s": 120.0}, metrics={"loss": None, "step_time_s": None})
+    report = cast("Any", SimpleNamespace(phases=[SimpleNamespace(id="baseline", runs=[run])]))
+    made, _ = with_soak(text, loads(text), report)
+    assert [phase.steps_open for phase in loads(made).phases] == steps_open  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("n", "half", "steps"),
+    [(28, 900.0, 1300), (28, 60.0, 1300), (28, 40.0, 600), (60, 900.0, 600), (5, 900.0, 2400)],
+)
+def test_rows_that_vary_make_the_baseline_longer(n: int, half: float, steps: int) -> None:
+    """28 rows of a healthy run, 770 to 1,190 tok/s, had an interval of 17 to 1,968: no soak compares with that."""
+    seen = replace(watched("train.py --steps 5000", reading("loss", "toks_per_s")), step_s=0.25)
+    text = draft(seen, name="made", base=Path("/"), steps=600, soak=False)
+    rate = SimpleNamespace(n=n, mean=1000.0, ci_low=1000.0 - half, ci_high=1000.0 + half)
+    run = SimpleNamespace(outcome={"duration_s": 150.0}, metrics={"loss": None, "toks_per_s": rate})
+    report = cast("Any", SimpleNamespace(phases=[SimpleNamespace(id="baseline", runs=[run])]))
+    made, baseline, said = with_more_rows(text, loads(text), report)
+    assert baseline == steps
+    assert (said != ()) is (made != text) is (steps > 600)
+    book = loads(with_soak(made, loads(text), report, baseline=baseline)[0])
+    phase, soak = book.phases
+    assert isinstance(phase, TrainPhase)
+    assert isinstance(soak, SoakPhase)
+    assert phase.steps == steps
+    assert soak.steps == max(3600, 2 * steps)
+    assert timeout_of(book, phase) >= 3 * steps * 0.25
 
 
 def test_a_runbook_from_a_run_asks_for_the_tokens_of_a_step() -> None:

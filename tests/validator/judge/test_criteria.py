@@ -202,6 +202,14 @@ def test_a_last_row_that_misses_the_first_by_the_noise_of_one_row_is_open(
     assert verdict(judge_one(f"loss.last < {rows[0]}", runs=[run]), "1").status == ("PASS" if change < 0 else "FAIL")
 
 
+@pytest.mark.parametrize(("value", "status"), [(5.66, "INCONCLUSIVE"), (math.nan, "FAIL"), (math.inf, "FAIL")])
+def test_one_row_is_no_curve(value: float, status: str) -> None:
+    row = result(times=np.array([0.1]), series={"loss": series("loss", np.array([value]), unit="nat")})
+    found = verdict(judge_one("loss.last < loss.first", runs=[run_record("baseline", steps=1, found=row)]), "1")
+    assert found.status == status
+    assert ("has one row of loss" in found.message) is (status == "INCONCLUSIVE")
+
+
 def test_several_arms_are_decided_by_the_worst() -> None:
     sweep = {
         "id": "buckets",

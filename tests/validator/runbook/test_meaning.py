@@ -325,3 +325,11 @@ def test_a_trainer_that_only_prints_is_not_given_an_option_it_may_not_know(
 ) -> None:
     tree = {"schema": 1, "name": "a", "trainer": {"command": ["t.py", "{steps}"], "metrics": metrics}}
     assert loads(yaml.safe_dump({**tree, "phases": [phase()]})).trainer.args == args
+
+
+@pytest.mark.parametrize(("steps", "problems"), [(50, 0), (49, 1)])
+def test_no_phase_asks_for_more_steps_than_the_trainer_does(steps: int, problems: int) -> None:
+    trainer = {"command": ["t.py", "{steps}", "{out}"], "max_steps": steps, "metrics": {"stdout": "{step} {loss}"}}
+    found = check(phase("first"), trainer=trainer)
+    assert len(found) == problems
+    assert all("first has 50 steps, and the trainer does 49 at most | lower steps to 49" in one for one in found)

@@ -101,6 +101,16 @@ def test_a_slow_start_is_slow_from_the_first_step_on(before: float, found: bool)
     assert (window.after_step == 75) == found
 
 
+@pytest.mark.filterwarnings("error")
+def test_one_slow_row_of_most_of_the_steps_is_judged_without_a_warning() -> None:
+    """Whether a start fades was read from half of a single row."""
+    steps = np.array([330, 354, 380, 400, 439, 449, 461, 463, 466, 499])
+    window = steady_window(
+        steps, np.array([1.7, 1.0, 1.0, 1.002, 0.999, 1.002, 1.005, 0.994, 1.007, 0.998]), warmup_steps=0
+    )
+    assert not window.slow_start
+
+
 def test_a_declared_warm_up_that_suffices_is_no_slow_start() -> None:
     assert not _window(_levels((20, 1.5), (280, 1.0))).slow_start
 
