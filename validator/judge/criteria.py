@@ -9,72 +9,42 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from dataclasses import replace
 
-import numpy as np
-
+from validator.judge.case import (
+    Binding,
+    Case,
+    Outcome,
+    Source,
+    alike,
+    evaluate,
+    plain,
+    recorded_value,
+    terms_of,
+    unit_of,
+)
 from validator.judge.data import Known, PhaseData, StoredPhase, is_exact, measured, run_name
 from validator.judge.deciding import WORDS, Terms, decide
-from validator.judge.needed import Share, needed, text_of
 from validator.model.expression import (
-    Binary,
-    Call,
-    Expression,
     ExpressionError,
     Number,
     OpenBound,
     Reference,
     Relation,
-    Text,
     parse_criterion,
     references,
 )
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import LAST_GO, Resolved, UnresolvedReference, resolve
-from validator.model.runbook import Criterion, TrainingPhase
+from validator.model.runbook import Criterion
 from validator.model.verdict import Evidence, Needed, PhaseReport, Status, Verdict
-from validator.stats.estimate import LEVEL, NORMAL_975, SECOND_LEVEL, Estimate, combine, exact, without_negatives
+from validator.stats.estimate import LEVEL, SECOND_LEVEL, Estimate, without_negatives
 from validator.stats.means import within_noise
 from validator.stats.measure import NotMeasured
 from validator.text import format_interval, format_value
 
 _FLIPPED = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
 _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
-
-Source = PhaseData | StoredPhase
-"""A phase of this validation, or of the last GO."""
-
-Binding = Mapping[str, tuple[str, int | None]]
-"""Phase to the arm and, for exact values, the index of the run that a reference means."""
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """A criterion under one binding."""
-
-    status: Status
-    message: str
-    binding: Binding
-    observed: float | str | None = None
-    bound: float | str | None = None
-    interval: tuple[float, float] | None = None
-    margin: float | None = None
-    open_for: Literal["interval", "rows"] | None = None
-    needed: Needed | None = None
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A criterion with what its references mean, and the phases behind them by name. `level` is that of intervals,
-    `own` the phase whose criterion it is."""
-
-    comparison: Relation
-    resolved: Mapping[str, Resolved]
-    data: Mapping[str, Source]
-    level: float
-    own: str
 
 
 def judge_criterion(
@@ -93,14 +63,14 @@ def judge_criterion(
             for reference in references(comparison)
         }
     except (ExpressionError, UnresolvedReference) as problem:
-        return _verdict(criterion, id, "", _Outcome("INCONCLUSIVE", f"The criterion means nothing: {problem}.", {}), ())
+        return _verdict(criterion, id, "", Outcome("INCONCLUSIVE", f"The criterion means nothing: {problem}.", {}), ())
     if any(one.stored for one in resolved.values()) and validation.last_go is None:
         return _without_last_go(criterion, id=id)
     data = {one.source: _data(one, validation, judged) for one in resolved.values()}
-    case = _Case(comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL, record.phase.id)
+    case = Case(comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL, record.phase.id)
     outcomes = [_judge(case, binding) for binding in _bindings(case, own=record.phase.id)]
     worst = min(outcomes, key=lambda one: (_SEVERITY[one.status], one.margin if one.margin is not None else math.inf))
-    unit = comparison.unit or _unit(comparison.left, resolved)
+    unit = comparison.unit or unit_of(comparison.left, resolved)
     evidence = tuple(
         entry
         for one in resolved.values()
@@ -121,7 +91,7 @@ def _data(one: Resolved, validation: ValidationRecord, judged: Mapping[str, Phas
     return PhaseData(record, validation, judged.get(one.phase_id))
 
 
-def _verdict(criterion: Criterion, id: str, unit: str, outcome: _Outcome, evidence: tuple[Evidence, ...]) -> Verdict:
+def _verdict(criterion: Criterion, id: str, unit: str, outcome: Outcome, evidence: tuple[Evidence, ...]) -> Verdict:
     return Verdict(
         id=id,
         text=criterion.expr,
@@ -150,7 +120,7 @@ def _without_last_go(criterion: Criterion, *, id: str) -> Verdict:
         else "a first GO needs without_last_go: skip, or required: false."
     )
     asked = criterion.model_copy(update={"required": criterion.required and not skip})
-    return _verdict(asked, id, "", _Outcome("SKIPPED" if skip else "INCONCLUSIVE", f"{lack}; {rest}", {}), ())
+    return _verdict(asked, id, "", Outcome("SKIPPED" if skip else "INCONCLUSIVE", f"{lack}; {rest}", {}), ())
 
 
 def _oriented(comparison: Relation) -> Relation:
@@ -161,20 +131,7 @@ def _oriented(comparison: Relation) -> Relation:
     return Relation(comparison.right, operator, comparison.left, comparison.unit, comparison.text)
 
 
-def _unit(node: Expression, resolved: Mapping[str, Resolved]) -> str:
-    """The unit of a lone reference, or of sums, minima and multiples of one."""
-    if isinstance(node, Reference):
-        return resolved[node.name].unit
-    if isinstance(node, Binary) and node.operator in "*/":
-        return _unit(node.left, resolved) if not any(references(node.right)) else ""
-    if isinstance(node, (Binary, Call)):
-        operands = (node.left, node.right) if isinstance(node, Binary) else node.arguments
-        units = {_unit(operand, resolved) for operand in operands if any(references(operand))}
-        return units.pop() if len(units) == 1 else ""
-    return ""
-
-
-def _bindings(case: _Case, *, own: str) -> Iterator[Binding]:
+def _bindings(case: Case, *, own: str) -> Iterator[Binding]:
     """Every arm of the phase itself, and every run where a value belongs to one run."""
     choices = []
     for phase_id, phase in case.data.items():
@@ -198,7 +155,7 @@ def _crossed(binding: Binding, data: Mapping[str, Source], *, own: str) -> bool:
     return arm[0] != earlier[0]
 
 
-def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, Source]) -> _Outcome:
+def _named(worst: Outcome, outcomes: list[Outcome], data: Mapping[str, Source]) -> Outcome:
     """The worst outcome, identified by its arm and run."""
     if len(outcomes) == 1:
         return worst
@@ -213,21 +170,21 @@ def _named(worst: _Outcome, outcomes: list[_Outcome], data: Mapping[str, Source]
     return replace(worst, message=message)
 
 
-def _judge(case: _Case, binding: Binding) -> _Outcome:
+def _judge(case: Case, binding: Binding) -> Outcome:
     comparison = case.comparison
     if isinstance(comparison.right, OpenBound):
         return _open(case, binding)
     try:
-        left, right = (_evaluate(side, case, binding) for side in (comparison.left, comparison.right))
+        left, right = (evaluate(side, case, binding) for side in (comparison.left, comparison.right))
     except NotMeasured as problem:
-        seen = _seen(comparison.left, case, binding)
-        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding, seen)
+        seen = recorded_value(comparison.left, case, binding)
+        return Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding, seen)
     except ZeroDivisionError:
-        return _Outcome("INCONCLUSIVE", f"Not computable: a divisor in {comparison.text!r} is 0.", binding)
-    left, right = _alike(left, right), _alike(right, left)
+        return Outcome("INCONCLUSIVE", f"Not computable: a divisor in {comparison.text!r} is 0.", binding)
+    left, right = alike(left, right), alike(right, left)
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
-    outcome = _judge_numbers(left, right, _terms(case, binding), comparison, binding)
+    outcome = _judge_numbers(left, right, terms_of(case, binding), comparison, binding)
     if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in case.data.values()):
         outcome = _apart_from_pauses(outcome, case, binding)
     broken = _unfinished(case, binding)
@@ -237,7 +194,7 @@ def _judge(case: _Case, binding: Binding) -> _Outcome:
     return _end_of_a_shorter_run(_within_noise(outcome, case, binding), case)
 
 
-def _within_noise(outcome: _Outcome, case: _Case, binding: Binding) -> _Outcome:
+def _within_noise(outcome: Outcome, case: Case, binding: Binding) -> Outcome:
     """What fails because the last row does not lie beyond the first is open where single rows vary by as much."""
     left, right = case.comparison.left, case.comparison.right
     if outcome.status != "FAIL" or not isinstance(left, Reference) or not isinstance(right, Reference):
@@ -270,7 +227,7 @@ def _within_noise(outcome: _Outcome, case: _Case, binding: Binding) -> _Outcome:
     return replace(outcome, status="INCONCLUSIVE", message=message)
 
 
-def _end_of_a_shorter_run(outcome: _Outcome, case: _Case) -> _Outcome:
+def _end_of_a_shorter_run(outcome: Outcome, case: Case) -> Outcome:
     """A bound on the end of a curve holds for as many steps as the runbook has: what fewer steps miss is open."""
     value = outcome.observed
     if outcome.status != "FAIL" or not isinstance(case.comparison.right, Number) or not isinstance(value, float):
@@ -291,27 +248,27 @@ def _end_of_a_shorter_run(outcome: _Outcome, case: _Case) -> _Outcome:
     return outcome
 
 
-def _open(case: _Case, binding: Binding) -> _Outcome:
+def _open(case: Case, binding: Binding) -> Outcome:
     """What was measured where the bound is still to be filled in."""
     comparison = case.comparison
     try:
-        value = _evaluate(comparison.left, case, binding)
+        value = evaluate(comparison.left, case, binding)
     except (NotMeasured, ZeroDivisionError) as problem:
-        seen = _seen(comparison.left, case, binding)
-        return _Outcome("INCONCLUSIVE", f"Not measured: {problem}, and the bound is still open.", binding, seen)
+        seen = recorded_value(comparison.left, case, binding)
+        return Outcome("INCONCLUSIVE", f"Not measured: {problem}, and the bound is still open.", binding, seen)
     if isinstance(value, Estimate) and not math.isfinite(value.point):
-        return _Outcome("FAIL", f"The value is {value.point}, which no healthy run shows.", binding, value.point, "?")
-    unit = comparison.unit or _unit(comparison.left, case.resolved)
+        return Outcome("FAIL", f"The value is {value.point}, which no healthy run shows.", binding, value.point, "?")
+    unit = comparison.unit or unit_of(comparison.left, case.resolved)
     interval = None if isinstance(value, str) else value.interval(case.level)
     if interval is not None and isinstance(value, Estimate):
         interval = without_negatives(interval, value.reach[0])
     ends = f" {format_interval(*interval)}" if interval is not None else ""
-    shown = format_value(_shown(value), unit) + ends
+    shown = format_value(plain(value), unit) + ends
     message = f"{shown} was observed, and the bound is still open."
-    return _Outcome("INCONCLUSIVE", message, binding, _shown(value), "?", interval)
+    return Outcome("INCONCLUSIVE", message, binding, plain(value), "?", interval)
 
 
-def _apart_from_pauses(failed: _Outcome, case: _Case, binding: Binding) -> _Outcome:
+def _apart_from_pauses(failed: Outcome, case: Case, binding: Binding) -> Outcome:
     """What does not pass through one or two pauses alone is open: they do not show how often a long run pauses."""
     plain = {name: replace(one, pauses=False) if isinstance(one, PhaseData) else one for name, one in case.data.items()}
     named = ((plain[one.source], one) for one in case.resolved.values())
@@ -328,7 +285,7 @@ def _apart_from_pauses(failed: _Outcome, case: _Case, binding: Binding) -> _Outc
     return replace(failed, status="INCONCLUSIVE", message=message, open_for=None)
 
 
-def _unfinished(case: _Case, binding: Binding) -> str | None:
+def _unfinished(case: Case, binding: Binding) -> str | None:
     """A run behind a series or a config that did not end well: what it measured is no pass."""
     for run in _behind(case, binding):
         if run.outcome is None:
@@ -338,12 +295,12 @@ def _unfinished(case: _Case, binding: Binding) -> str | None:
     return None
 
 
-def _machine_cut(case: _Case, binding: Binding) -> bool:
+def _machine_cut(case: Case, binding: Binding) -> bool:
     """Whether the machine, or a node, ended a run behind it: what that did not reach is no failure of the trainer."""
     return any(run.outcome is not None and run.outcome.cut for run in _behind(case, binding))
 
 
-def _behind(case: _Case, binding: Binding) -> Iterator[RunRecord]:
+def _behind(case: Case, binding: Binding) -> Iterator[RunRecord]:
     """The runs behind series and configs."""
     for one in case.resolved.values():
         phase = case.data[one.source]
@@ -351,133 +308,27 @@ def _behind(case: _Case, binding: Binding) -> Iterator[RunRecord]:
             yield from phase.arms.get(binding[one.source][0], ())
 
 
-def _evaluate(node: Expression, case: _Case, binding: Binding, only: str | None = None, factor: float = 1.0) -> Known:
-    if isinstance(node, Number):
-        return exact(node.value)
-    if isinstance(node, Text):
-        return node.value
-    if isinstance(node, OpenBound):
-        raise NotMeasured("no bound is given")
-    if isinstance(node, Reference):
-        one = case.resolved[node.name]
-        arm, index = binding[one.source]
-        phase = case.data[one.source]
-        if arm not in phase.arms:
-            raise NotMeasured(f"phase {one.phase_id} has no runs")
-        value = phase.value(one, arm=arm, index=index)
-        if only is None or isinstance(value, str):
-            return value
-        return combine("*", [value, exact(factor)]) if one.source == only else exact(value.point)
-    operator = node.operator if isinstance(node, Binary) else node.function
-    arguments = (node.left, node.right) if isinstance(node, Binary) else node.arguments
-    values = [_evaluate(argument, case, binding, only, factor) for argument in arguments]
-    numbers = [value for value in values if isinstance(value, Estimate)]
-    if len(numbers) < len(values):
-        text = next(value for value in values if isinstance(value, str))
-        raise NotMeasured(f"{text!r} is text, which has no {operator}")
-    return combine(operator, numbers)
-
-
-def _alike(value: Known, other: Known) -> Known:
-    """Text that holds a number or a truth value, as a number where it is compared with one."""
-    if isinstance(value, str) and isinstance(other, Estimate):
-        if value in ("true", "false"):
-            return exact(float(value == "true"))
-        try:
-            return exact(float(value))
-        except ValueError:
-            return value
-    return value
-
-
-def _shown(value: Known) -> float | str:
-    return value if isinstance(value, str) else value.point
-
-
-def _judge_text(left: Known, operator: str, right: Known, binding: Binding) -> _Outcome:
-    observed, bound = _shown(left), _shown(right)
+def _judge_text(left: Known, operator: str, right: Known, binding: Binding) -> Outcome:
+    observed, bound = plain(left), plain(right)
     if operator not in ("==", "!="):
         message = f"{observed!r} and {bound!r} cannot be ordered; compare text by == or !=."
-        return _Outcome("INCONCLUSIVE", message, binding, observed, bound)
+        return Outcome("INCONCLUSIVE", message, binding, observed, bound)
     holds = (str(observed) == str(bound)) == (operator == "==")
     message = f"{observed!r} is {'' if holds else 'not '}{WORDS[operator]} {bound!r}."
-    return _Outcome("PASS" if holds else "FAIL", message, binding, observed, bound)
+    return Outcome("PASS" if holds else "FAIL", message, binding, observed, bound)
 
 
-def _terms(case: _Case, binding: Binding) -> Terms:
-    """What a comparison of numbers is decided by."""
-    comparison, data = case.comparison, case.data
-    behind = [(data[one.source], one, binding[one.source][0]) for one in case.resolved.values()]
-    assumed = [phase.variation(one) for phase, one, arm in behind if phase.assumes_variation(one, arm=arm)]
-    return Terms(
-        operator=comparison.operator,
-        unit=comparison.unit or _unit(comparison.left, case.resolved),
-        text=comparison.text,
-        repeats=min((len(data[phase].arms.get(arm, ())) for phase, (arm, _) in binding.items()), default=1),
-        assumed_cv=max(assumed, default=0.0),
-        level=case.level,
-        windows=tuple(window for phase, one, arm in behind for window in phase.windows(one, arm=arm)),
-        needs=partial(_needs, case, binding),
-        at_end=partial(_at_end, case, binding),
-    )
-
-
-def _needs(case: _Case, binding: Binding) -> tuple[Needed, str | None] | None:
-    """What would decide it, by the part that each phase has in the interval; the clause where there are several."""
-    distance = _difference(case, binding)
-    if distance is None:
-        return None
-    shares = []
-    for source, phase in case.data.items():
-        alone, moved = _difference(case, binding, only=source), _difference(case, binding, only=source, factor=1.001)
-        interval = None if alone is None else alone.interval()
-        if alone is None or moved is None or interval is None:
-            continue
-        arm = binding[source][0]
-        named = [one for one in case.resolved.values() if one.source == source]
-        assumed = max((phase.variation(one) for one in named if phase.assumes_variation(one, arm=arm)), default=0.0)
-        runs = len(phase.arms.get(arm, ()))
-        half, reach = (interval[1] - interval[0]) / 2, abs(moved.point - alone.point) / 0.001
-        # From four repeats on nothing is assumed: what runs differ by has both parts in it.
-        between = half if not assumed else min(half, NORMAL_975 * assumed / math.sqrt(runs) * reach)
-        steps = phase.record.phase.steps if isinstance(phase.record.phase, TrainingPhase) else 0
-        within = math.sqrt(half**2 - between**2)
-        shares.append(Share(source, 0 if isinstance(phase, StoredPhase) else steps, runs, within, between))
-    if not shares:
-        return None
-    found = needed(distance.point, shares, own=case.own)
-    return found, text_of(found, shares, own=case.own) if len(case.data) > 1 else None
-
-
-def _at_end(case: _Case, binding: Binding) -> Estimate | None:
-    """Left minus right where of each run that became slower its end alone counts."""
-    ended = {name: replace(one, at_end=True) if isinstance(one, PhaseData) else one for name, one in case.data.items()}
-    return _difference(replace(case, data=ended), binding)
-
-
-def _difference(case: _Case, binding: Binding, *, only: str | None = None, factor: float = 1.0) -> Estimate | None:
-    """Left minus right; with `only` as if no other phase had an interval, its values times `factor`."""
-    try:
-        left, right = (
-            _evaluate(side, case, binding, only, factor) for side in (case.comparison.left, case.comparison.right)
-        )
-        found = combine("-", [one for one in (left, right) if isinstance(one, Estimate)])
-    except (NotMeasured, ZeroDivisionError, IndexError):
-        return None
-    return found if math.isfinite(found.point) else None
-
-
-def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Relation, binding: Binding) -> _Outcome:
+def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Relation, binding: Binding) -> Outcome:
     if math.isnan(left.point) or math.isnan(right.point):
         message = "The value is not a number: the trainer wrote NaN or an infinity."
-        return _Outcome("FAIL", message, binding, left.point, right.point)
+        return Outcome("FAIL", message, binding, left.point, right.point)
     # A lone reference that is infinite was written so; arithmetic may make one of healthy values.
     written = left.exact and isinstance(comparison.left, Reference)
     if math.isinf(left.point) and not math.isinf(right.point) and written:
         message = f"The value is {left.point}, which no healthy run shows."
-        return _Outcome("FAIL", message, binding, left.point, right.point)
+        return Outcome("FAIL", message, binding, left.point, right.point)
     found = decide(left, right, terms)
-    return _Outcome(
+    return Outcome(
         status=found.status,
         message=found.message,
         binding=binding,
@@ -488,18 +339,3 @@ def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Re
         open_for=found.open_for,
         needed=found.needed,
     )
-
-
-def _seen(node: Expression, case: _Case, binding: Binding) -> float | None:
-    """What was recorded of a lone reference that decides nothing, to be shown all the same."""
-    if not isinstance(node, Reference):
-        return None
-    one = case.resolved[node.name]
-    phase, (arm, index) = case.data[one.source], binding[one.source]
-    runs = phase.arms.get(arm, ())
-    chosen = runs if index is None else runs[index : index + 1]
-    if not isinstance(phase, PhaseData):
-        return None
-    values = [phase.recorded(run, one) for run in chosen if isinstance(run, RunRecord)]
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None

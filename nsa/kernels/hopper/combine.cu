@@ -6,12 +6,12 @@
 // two warpgroups does the products of a half. So memory is read while products run, though each row needs both.
 //
 // Constants: DK, DV (multiples of 64), HPG (heads per group), NTOP (scored blocks of a token), W (window), BN (64: keys of a
-// tile, and a block), STAGES, RING (partial results of 64 rows on their way), STATES (1 or 2: halves' sums handed over at a time), HALF.
+// tile, and a block), STAGES, RING (partial results of 64 rows on their way), HALF.
 
 constexpr int DKC = DK / 64, DVC = DV / 64, PER = 64 / HPG, TOKENS = 2 * PER;
 constexpr int Q_BYTES = DKC * 8192, K_BYTES = DKC * 8192, V_BYTES = DVC * 8192, STATE_BYTES = 64 * DV * 4;
 constexpr int AT_Q = 0, AT_K = AT_Q + 2 * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_PARTS = AT_V + STAGES * V_BYTES;
-constexpr int AT_STATE = AT_PARTS + RING * V_BYTES, AT_WEIGHTS = AT_STATE + STATES * STATE_BYTES;
+constexpr int AT_STATE = AT_PARTS + RING * V_BYTES, AT_WEIGHTS = AT_STATE + STATE_BYTES;
 constexpr int AT_SUMS = AT_WEIGHTS + NTOP * 128 * 4, AT_BARRIERS = AT_SUMS + 128 * 8;
 static_assert(BN == 64 && HPG <= 64 && NTOP > 0, "sizes that are served");
 
@@ -55,11 +55,11 @@ struct Work {
     DEVICE int block(int i) const { return i < local ? newest - i : i < forced ? 0 : newest - (i - forced); }
 };
 
-// Barriers: queries there and done with; for each half sums there; for each of their buffers sums taken; for each stage keys there and done with, values
+// Barriers: queries there and done with; for each half sums there; sums taken; for each stage keys there and done with, values
 // there and done with; for each of the ring partial results there and done with.
 DEVICE u32 bar_q(u32 base) { return base + AT_BARRIERS; }
 DEVICE u32 bar_state(u32 base, int half) { return base + AT_BARRIERS + 16 + half * 8; }
-DEVICE u32 bar_taken(u32 base, int half) { return base + AT_BARRIERS + 32 + half % STATES * 8; }
+DEVICE u32 bar_taken(u32 base) { return base + AT_BARRIERS + 32; }
 DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + 48 + step % STAGES * 32; }
 DEVICE u32 bar_v(u32 base, int step) { return bar_k(base, step) + 16; }
 DEVICE u32 bar_part(u32 base, int step) { return base + AT_BARRIERS + 48 + STAGES * 32 + step % RING * 16; }
@@ -144,11 +144,11 @@ DEVICE void add_part(float (&sum)[DV / 2], u32 part, int g, float weight0, float
 DEVICE void merge(const Arguments &a, u32 base) {
     const int i = threadIdx.x % 128, lane = i % 32, warp = i / 32, g = lane / 4, t = lane % 4, row = 16 * warp + g;
     float lse[NTOP];
-    int step = 0, count = 0;
+    int step = 0;
     Work x;
     bool more = x.find(a);
     if (more) load_lse(lse, a, x, i);
-    for (; more; count++) {
+    while (more) {
         const int most = scored_of(x.last);
         float m = -1e30f, total = 0.f;
 #pragma unroll
@@ -176,8 +176,8 @@ DEVICE void merge(const Arguments &a, u32 base) {
                 __syncwarp();
                 if (ARRIVES) barrier_arrive(bar + 8);
             }
-            const u32 bar = bar_state(base, half), to = base + AT_STATE + half % STATES * STATE_BYTES + i * 16;
-            barrier_wait(bar_taken(base, half), (2 * count + half) / STATES & 1 ^ 1);
+            const u32 bar = bar_state(base, half), to = base + AT_STATE + i * 16;
+            barrier_wait(bar_taken(base), half ^ 1);
 #pragma unroll
             for (int j = 0; j < DV / 8; j++) store_four(to + j * 2048, sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
             if (i / 64 == half) store_two(base + AT_SUMS + i * 8, m, total);
@@ -281,7 +281,7 @@ DEVICE void mix(float (&o)[DV / 2], int h, const u32 (&x)[DV / 8], float other, 
 
 // Takes over what merge() left for this lane.
 DEVICE void take(State &x, u32 base, int half, int g, int t, int warp) {
-    const u32 from = base + AT_STATE + half % STATES * STATE_BYTES + threadIdx.x % 128 * 16;
+    const u32 from = base + AT_STATE + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int j = 0; j < DV / 8; j++) load_four(from + j * 2048, x.o[4 * j], x.o[4 * j + 1], x.o[4 * j + 2], x.o[4 * j + 3]);
 #pragma unroll
@@ -313,7 +313,7 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
         barrier_wait(bar_state(base, half), count & 1);
         take(x, base, half, g, t, warp);
         __syncwarp();
-        if (ARRIVES) barrier_arrive(bar_taken(base, half));
+        if (ARRIVES) barrier_arrive(bar_taken(base));
         barrier_wait(bar_q(base), count & 1);
         u32 found[2][DV / 8];
         float gates[2][2];
@@ -370,10 +370,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_consta
         for (int i = 0; i < 6; i++) prefetch_map(maps + i);
         barrier_init(bar_q(base), 1);
         barrier_init(bar_q(base) + 8, 8 * ARRIVALS);
-        for (int i = 0; i < 2; i++) {
-            barrier_init(bar_state(base, i), 4 * ARRIVALS);
-            barrier_init(base + AT_BARRIERS + 32 + i * 8, 4 * ARRIVALS);
-        }
+        for (int i = 0; i < 2; i++) barrier_init(bar_state(base, i), 4 * ARRIVALS);
+        barrier_init(bar_taken(base), 4 * ARRIVALS);
         for (int i = 0; i < 2 * STAGES; i++) {
             barrier_init(bar_k(base, 0) + i * 16, 1);
             barrier_init(bar_k(base, 0) + i * 16 + 8, 8 * ARRIVALS);

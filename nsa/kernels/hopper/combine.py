@@ -30,22 +30,22 @@ class _Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def _ring(p: Problem) -> tuple[int, int, int]:
-    """Stages of keys and values, partial results on their way, and sums handed over at a time."""
+def _ring(p: Problem) -> tuple[int, int]:
+    """Stages of keys and values, and partial results on their way."""
     if p.dims.dv > 64:
-        return 2, 3, 1 if p.dims.dk > 128 else 2
-    return (2, 6, 2) if p.dims.dk > 64 else (3, 6, 2)
+        return 2, 3 if p.dims.dk > 128 else 4
+    return (2, 6) if p.dims.dk > 64 else (3, 6)
 
 
 def _constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
     dk, dv = p.dims.dk, p.dims.dv
-    stages, ring, states = _ring(p)
+    stages, ring = _ring(p)
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("W", p.w), ("BN", _BLOCK), ("STAGES", stages),
-        ("RING", ring), ("STATES", states), ("HALF", int(p.dtype == torch.float16)),
+        ("RING", ring), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 128 * (2 * dk + stages * (dk + dv) + ring * dv + 2 * states * dv + 4 * p.n_top + 8)
+    shared = 128 * (2 * dk + stages * (dk + dv) + ring * dv + 2 * dv + 4 * p.n_top + 8)
     return constants, shared + 48 + 32 * stages + 16 * ring
 
 

@@ -13,16 +13,31 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
 
 from tests.validator.report import samples
 from tests.validator.service.serving import make_running
+from validator.pipeline import push as sending
+from validator.pipeline.push import Destination, manifest_of, push
 from validator.pipeline.write import render_json
 from validator.service import serve
 from validator.service.index import RunIndex
 from validator.service.serve import make_app
 from validator.service.tokens import Tokens
 
-__all__ = ["BreakingProxy", "content_of", "make_ended", "served"]
+__all__ = [
+    "BreakingProxy",
+    "content_of",
+    "hand_in",
+    "make_ended",
+    "manifest_json",
+    "put",
+    "quiet",
+    "send",
+    "served",
+]
 
 
 @cache
@@ -145,3 +160,33 @@ class BreakingProxy:
         if budget is None:
             with suppress(OSError):
                 target.shutdown(socket.SHUT_WR)
+
+
+def quiet(text: str) -> None:
+    """Failed attempts are no news here."""
+
+
+def send(run: Path, address: str) -> sending.Pushed:
+    return push(run, Destination.of(address), say=quiet)
+
+
+def manifest_json(run: Path) -> dict[str, Any]:
+    made, _ = manifest_of(run, run.name)
+    return json.loads(made.model_dump_json())
+
+
+def put(asking: TestClient, receipt: dict[str, Any], data: bytes) -> Any:
+    """Send bytes to where an answer says."""
+    path = f"/api/v1/push/{receipt['upload']}?file={receipt['file']}&at={receipt['offset']}"
+    return asking.put(path, content=data)
+
+
+def hand_in(asking: TestClient, run: Path) -> Any:
+    """Send a whole run as `push` does; returns the last answer."""
+    found = manifest_json(run)
+    begun = asking.post("/api/v1/push", json=found)
+    if begun.status_code != 200 or begun.json()["stored"]:
+        return begun
+    done = put(asking, begun.json(), b"".join((run / one["path"]).read_bytes() for one in found["files"]))
+    assert done.json()["file"] == len(found["files"]), done.text
+    return asking.post("/api/v1/push", json=found)
