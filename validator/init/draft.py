@@ -35,7 +35,8 @@ LEARNS = "loss.last < loss.first"
 _SKELETON = "step {step} .*loss {loss}"
 """A pattern to start from, where nothing was recognized."""
 
-_OPEN_STEPS = "    steps_open: true    # nothing says how many steps the trainer does by itself"
+OPEN_STEPS = "steps_open: true    # nothing says how many steps the trainer does by itself"
+"""A line of a phase."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./=+@~^-]+")  # what needs no quotes in YAML, unless it reads as a number or a word
 _READS_AS_OTHER = re.compile(r"(?i)[-+]?\.?\d[\da-fox._+:-]*|true|false|null|yes|no|on|off|~|-|=|\.nan|[-+]?\.inf")
@@ -263,7 +264,7 @@ def _baseline(watched: WatchedCommand, lengths: Lengths, *, steps_open: bool) ->
     yield "    why: How fast it is, how steady, and whether it learns."
     yield f"    steps: {lengths.baseline}  {about}".rstrip()
     if steps_open:
-        yield _OPEN_STEPS
+        yield f"    {OPEN_STEPS}"
     yield "    accept:"
     if "loss" in series or not series:
         yield f"      - {LEARNS}"
@@ -316,7 +317,7 @@ def soak_lines(
     yield "    why: The rate, the memory and the loss must last."
     yield f"    steps: {steps}"
     if steps_open:
-        yield _OPEN_STEPS
+        yield f"    {OPEN_STEPS}"
     if minutes is not None:
         yield f"    timeout: {minutes}m"
     yield "    accept:"

@@ -18,6 +18,7 @@ from validator.files import replace_file
 from validator.init.command import name_of, near
 from validator.init.draft import (
     LEARNS,
+    OPEN_STEPS,
     draft,
     rate_of,
     soak_lines,
@@ -320,6 +321,8 @@ def with_more_rows(text: str, runbook: Runbook, report: ValidationReport) -> tup
     lines = [f"steps: {steps}    # {why}"]
     if 60 * minutes > runbook.defaults.timeout:
         lines.append(f"timeout: {minutes}m")
+    if _is_guess(runbook, phase) and not phase.steps_open:
+        lines.append(OPEN_STEPS)
     head, mark, tail = text.partition("- id: baseline\n")
     pattern = rf"(?m)^( +)steps: {phase.steps}\b.*$"
     tail = re.sub(pattern, lambda line: "\n".join(line[1] + one for one in lines), tail, count=1)
@@ -347,8 +350,7 @@ def with_soak(
         )
     minutes = timeout_minutes(steps * (step_s or 0.0))
     its_own = minutes if 60 * minutes > runbook.defaults.timeout else None
-    # Steps that are passed to nobody are those that the trainer happens to do.
-    guess = phase.steps_open or (runbook.trainer.stop == "at_steps" and most is None)
+    guess = _is_guess(runbook, phase)
     lines = soak_lines(frozenset(run.metrics), steps=steps, minutes=its_own, learns=learns, steps_open=guess)
     return _if_valid("\n".join((text.rstrip("\n"), "", *lines)) + "\n", text), ()
 
@@ -362,6 +364,12 @@ def _baseline_of(runbook: Runbook, report: ValidationReport) -> tuple[TrainPhase
     if others or len(phases) != 1 or phases[0].id != "baseline" or not runs:
         return None
     return phases[0], runs[0]
+
+
+def _is_guess(runbook: Runbook, phase: TrainPhase) -> bool:
+    """Whether more steps than a run did may be more than the trainer does: they are passed to nobody."""
+    trainer = runbook.trainer
+    return phase.steps_open or (trainer.stop == "at_steps" and trainer.max_steps is None)
 
 
 def _step_s(phase: TrainPhase, run: RunReport) -> float | None:

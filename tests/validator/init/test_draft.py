@@ -345,6 +345,9 @@ def test_no_phase_is_longer_than_the_trainer(limit: int | None, soak: int | None
     report = cast("Any", SimpleNamespace(phases=[SimpleNamespace(id="baseline", runs=[run])]))
     made, baseline, _ = with_more_rows(text, loads(text), report)
     assert baseline == longer
+    (phase,) = loads(made).phases
+    assert isinstance(phase, TrainPhase)
+    assert phase.steps_open is (limit is None)  # where nothing says how many it does
     made, said = with_soak(made, loads(text), report, baseline=baseline)
     assert [phase.steps for phase in loads(made).phases] == [longer, *([soak] if soak else [])]  # type: ignore[union-attr]
     assert any("max_steps" in one for one in said) is (soak is None)
