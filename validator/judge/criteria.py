@@ -11,10 +11,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from validator.judge.case import (
+from validator.judge.data import Known, PhaseData, StoredPhase, is_exact, measured, run_name
+from validator.judge.deciding import WORDS, Terms, decide
+from validator.judge.question import (
     Binding,
-    Case,
-    Outcome,
+    Judgment,
+    Question,
     Source,
     alike,
     evaluate,
@@ -23,8 +25,6 @@ from validator.judge.case import (
     terms_of,
     unit_of,
 )
-from validator.judge.data import Known, PhaseData, StoredPhase, is_exact, measured, run_name
-from validator.judge.deciding import WORDS, Terms, decide
 from validator.model.expression import (
     ExpressionError,
     Number,
@@ -63,12 +63,14 @@ def judge_criterion(
             for reference in references(comparison)
         }
     except (ExpressionError, UnresolvedReference) as problem:
-        return _verdict(criterion, id, "", Outcome("INCONCLUSIVE", f"The criterion means nothing: {problem}.", {}), ())
+        return _verdict(criterion, id, "", Judgment("INCONCLUSIVE", f"The criterion means nothing: {problem}.", {}), ())
     if any(one.stored for one in resolved.values()) and validation.last_go is None:
         return _without_last_go(criterion, id=id)
     data = {one.source: _data(one, validation, judged) for one in resolved.values()}
-    case = Case(comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL, record.phase.id)
-    outcomes = [_judge(case, binding) for binding in _bindings(case, own=record.phase.id)]
+    asked = Question(
+        comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL, record.phase.id
+    )
+    outcomes = [_judge(asked, binding) for binding in _bindings(asked, own=record.phase.id)]
     worst = min(outcomes, key=lambda one: (_SEVERITY[one.status], one.margin if one.margin is not None else math.inf))
     unit = comparison.unit or unit_of(comparison.left, resolved)
     evidence = tuple(
@@ -91,7 +93,7 @@ def _data(one: Resolved, validation: ValidationRecord, judged: Mapping[str, Phas
     return PhaseData(record, validation, judged.get(one.phase_id))
 
 
-def _verdict(criterion: Criterion, id: str, unit: str, outcome: Outcome, evidence: tuple[Evidence, ...]) -> Verdict:
+def _verdict(criterion: Criterion, id: str, unit: str, outcome: Judgment, evidence: tuple[Evidence, ...]) -> Verdict:
     return Verdict(
         id=id,
         text=criterion.expr,
@@ -120,7 +122,7 @@ def _without_last_go(criterion: Criterion, *, id: str) -> Verdict:
         else "a first GO needs without_last_go: skip, or required: false."
     )
     asked = criterion.model_copy(update={"required": criterion.required and not skip})
-    return _verdict(asked, id, "", Outcome("SKIPPED" if skip else "INCONCLUSIVE", f"{lack}; {rest}", {}), ())
+    return _verdict(asked, id, "", Judgment("SKIPPED" if skip else "INCONCLUSIVE", f"{lack}; {rest}", {}), ())
 
 
 def _oriented(comparison: Relation) -> Relation:
@@ -131,19 +133,19 @@ def _oriented(comparison: Relation) -> Relation:
     return Relation(comparison.right, operator, comparison.left, comparison.unit, comparison.text)
 
 
-def _bindings(case: Case, *, own: str) -> Iterator[Binding]:
+def _bindings(asked: Question, *, own: str) -> Iterator[Binding]:
     """Every arm of the phase itself, and every run where a value belongs to one run."""
     choices = []
-    for phase_id, phase in case.data.items():
+    for phase_id, phase in asked.data.items():
         arms = tuple(phase.arms) if phase_id == own else phase.chosen_arms()
-        single = any(one.source == phase_id and is_exact(one) for one in case.resolved.values())
+        single = any(one.source == phase_id and is_exact(one) for one in asked.resolved.values())
         options: list[tuple[str, int | None]] = []
         for arm in arms:
             options += [(arm, index) for index in range(len(phase.arms[arm]))] if single else [(arm, None)]
         choices.append([(phase_id, option) for option in options or [("", None)]])
     for combination in itertools.product(*choices):
         binding = dict(combination)
-        if not _crossed(binding, case.data, own=own):
+        if not _crossed(binding, asked.data, own=own):
             yield binding
 
 
@@ -155,7 +157,7 @@ def _crossed(binding: Binding, data: Mapping[str, Source], *, own: str) -> bool:
     return arm[0] != earlier[0]
 
 
-def _named(worst: Outcome, outcomes: list[Outcome], data: Mapping[str, Source]) -> Outcome:
+def _named(worst: Judgment, outcomes: list[Judgment], data: Mapping[str, Source]) -> Judgment:
     """The worst outcome, identified by its arm and run."""
     if len(outcomes) == 1:
         return worst
@@ -170,39 +172,39 @@ def _named(worst: Outcome, outcomes: list[Outcome], data: Mapping[str, Source]) 
     return replace(worst, message=message)
 
 
-def _judge(case: Case, binding: Binding) -> Outcome:
-    comparison = case.comparison
+def _judge(asked: Question, binding: Binding) -> Judgment:
+    comparison = asked.comparison
     if isinstance(comparison.right, OpenBound):
-        return _open(case, binding)
+        return _open(asked, binding)
     try:
-        left, right = (evaluate(side, case, binding) for side in (comparison.left, comparison.right))
+        left, right = (evaluate(side, asked, binding) for side in (comparison.left, comparison.right))
     except NotMeasured as problem:
-        seen = recorded_value(comparison.left, case, binding)
-        return Outcome("INCONCLUSIVE", f"Not measured: {problem}.", binding, seen)
+        seen = recorded_value(comparison.left, asked, binding)
+        return Judgment("INCONCLUSIVE", f"Not measured: {problem}.", binding, seen)
     except ZeroDivisionError:
-        return Outcome("INCONCLUSIVE", f"Not computable: a divisor in {comparison.text!r} is 0.", binding)
+        return Judgment("INCONCLUSIVE", f"Not computable: a divisor in {comparison.text!r} is 0.", binding)
     left, right = alike(left, right), alike(right, left)
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
-    outcome = _judge_numbers(left, right, terms_of(case, binding), comparison, binding)
-    if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in case.data.values()):
-        outcome = _apart_from_pauses(outcome, case, binding)
-    broken = _unfinished(case, binding)
-    if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _machine_cut(case, binding))):
+    outcome = _judge_numbers(left, right, terms_of(asked, binding), comparison, binding)
+    if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in asked.data.values()):
+        outcome = _apart_from_pauses(outcome, asked, binding)
+    broken = _unfinished(asked, binding)
+    if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _machine_cut(asked, binding))):
         message = f"{outcome.message} This does not count: {broken}."
         return replace(outcome, status="INCONCLUSIVE", message=message)
-    return _end_of_a_shorter_run(_within_noise(outcome, case, binding), case)
+    return _end_of_a_shorter_run(_within_noise(outcome, asked, binding), asked)
 
 
-def _within_noise(outcome: Outcome, case: Case, binding: Binding) -> Outcome:
+def _within_noise(outcome: Judgment, asked: Question, binding: Binding) -> Judgment:
     """What fails because the last row does not lie beyond the first is open where single rows vary by as much."""
-    left, right = case.comparison.left, case.comparison.right
+    left, right = asked.comparison.left, asked.comparison.right
     if outcome.status != "FAIL" or not isinstance(left, Reference) or not isinstance(right, Reference):
         return outcome
-    if case.comparison.operator in ("==", "!="):
+    if asked.comparison.operator in ("==", "!="):
         return outcome
-    one, other = case.resolved[left.name], case.resolved[right.name]
-    phase, (arm, index) = case.data[one.source], binding[one.source]
+    one, other = asked.resolved[left.name], asked.resolved[right.name]
+    phase, (arm, index) = asked.data[one.source], binding[one.source]
     ends = {one.statistic, other.statistic} == {"first", "last"}
     if (
         not ends
@@ -227,13 +229,13 @@ def _within_noise(outcome: Outcome, case: Case, binding: Binding) -> Outcome:
     return replace(outcome, status="INCONCLUSIVE", message=message)
 
 
-def _end_of_a_shorter_run(outcome: Outcome, case: Case) -> Outcome:
+def _end_of_a_shorter_run(outcome: Judgment, asked: Question) -> Judgment:
     """A bound on the end of a curve holds for as many steps as the runbook has: what fewer steps miss is open."""
     value = outcome.observed
-    if outcome.status != "FAIL" or not isinstance(case.comparison.right, Number) or not isinstance(value, float):
+    if outcome.status != "FAIL" or not isinstance(asked.comparison.right, Number) or not isinstance(value, float):
         return outcome
-    for one in case.resolved.values():
-        phase = case.data[one.source]
+    for one in asked.resolved.values():
+        phase = asked.data[one.source]
         if one.statistic != "last" or not isinstance(phase, PhaseData) or not math.isfinite(value):
             continue
         written = phase.validation.written_steps.get(one.phase_id, 0)
@@ -248,33 +250,35 @@ def _end_of_a_shorter_run(outcome: Outcome, case: Case) -> Outcome:
     return outcome
 
 
-def _open(case: Case, binding: Binding) -> Outcome:
+def _open(asked: Question, binding: Binding) -> Judgment:
     """What was measured where the bound is still to be filled in."""
-    comparison = case.comparison
+    comparison = asked.comparison
     try:
-        value = evaluate(comparison.left, case, binding)
+        value = evaluate(comparison.left, asked, binding)
     except (NotMeasured, ZeroDivisionError) as problem:
-        seen = recorded_value(comparison.left, case, binding)
-        return Outcome("INCONCLUSIVE", f"Not measured: {problem}, and the bound is still open.", binding, seen)
+        seen = recorded_value(comparison.left, asked, binding)
+        return Judgment("INCONCLUSIVE", f"Not measured: {problem}, and the bound is still open.", binding, seen)
     if isinstance(value, Estimate) and not math.isfinite(value.point):
-        return Outcome("FAIL", f"The value is {value.point}, which no healthy run shows.", binding, value.point, "?")
-    unit = comparison.unit or unit_of(comparison.left, case.resolved)
-    interval = None if isinstance(value, str) else value.interval(case.level)
+        return Judgment("FAIL", f"The value is {value.point}, which no healthy run shows.", binding, value.point, "?")
+    unit = comparison.unit or unit_of(comparison.left, asked.resolved)
+    interval = None if isinstance(value, str) else value.interval(asked.level)
     if interval is not None and isinstance(value, Estimate):
         interval = without_negatives(interval, value.reach[0])
     ends = f" {format_interval(*interval)}" if interval is not None else ""
     shown = format_value(plain(value), unit) + ends
     message = f"{shown} was observed, and the bound is still open."
-    return Outcome("INCONCLUSIVE", message, binding, plain(value), "?", interval)
+    return Judgment("INCONCLUSIVE", message, binding, plain(value), "?", interval)
 
 
-def _apart_from_pauses(failed: Outcome, case: Case, binding: Binding) -> Outcome:
+def _apart_from_pauses(failed: Judgment, asked: Question, binding: Binding) -> Judgment:
     """What does not pass through one or two pauses alone is open: they do not show how often a long run pauses."""
-    plain = {name: replace(one, pauses=False) if isinstance(one, PhaseData) else one for name, one in case.data.items()}
-    named = ((plain[one.source], one) for one in case.resolved.values())
+    plain = {
+        name: replace(one, pauses=False) if isinstance(one, PhaseData) else one for name, one in asked.data.items()
+    }
+    named = ((plain[one.source], one) for one in asked.resolved.values())
     runs = [phase.few_pauses(one, arm=binding[one.source][0]) for phase, one in named if isinstance(phase, PhaseData)]
     paused = next((run for run in runs if run is not None), None)
-    status = failed.status if paused is None else _judge(replace(case, data=plain), binding).status
+    status = failed.status if paused is None else _judge(replace(asked, data=plain), binding).status
     if status in ("FAIL", failed.status):
         return failed
     message = (
@@ -285,9 +289,9 @@ def _apart_from_pauses(failed: Outcome, case: Case, binding: Binding) -> Outcome
     return replace(failed, status="INCONCLUSIVE", message=message, open_for=None)
 
 
-def _unfinished(case: Case, binding: Binding) -> str | None:
+def _unfinished(asked: Question, binding: Binding) -> str | None:
     """A run behind a series or a config that did not end well: what it measured is no pass."""
-    for run in _behind(case, binding):
+    for run in _behind(asked, binding):
         if run.outcome is None:
             return f"run {run.spec.id} has not ended"
         if not run.outcome.ok:
@@ -295,40 +299,40 @@ def _unfinished(case: Case, binding: Binding) -> str | None:
     return None
 
 
-def _machine_cut(case: Case, binding: Binding) -> bool:
+def _machine_cut(asked: Question, binding: Binding) -> bool:
     """Whether the machine, or a node, ended a run behind it: what that did not reach is no failure of the trainer."""
-    return any(run.outcome is not None and run.outcome.cut for run in _behind(case, binding))
+    return any(run.outcome is not None and run.outcome.cut for run in _behind(asked, binding))
 
 
-def _behind(case: Case, binding: Binding) -> Iterator[RunRecord]:
+def _behind(asked: Question, binding: Binding) -> Iterator[RunRecord]:
     """The runs behind series and configs."""
-    for one in case.resolved.values():
-        phase = case.data[one.source]
+    for one in asked.resolved.values():
+        phase = asked.data[one.source]
         if not one.name.startswith("outcome.") and not isinstance(phase, StoredPhase):
             yield from phase.arms.get(binding[one.source][0], ())
 
 
-def _judge_text(left: Known, operator: str, right: Known, binding: Binding) -> Outcome:
+def _judge_text(left: Known, operator: str, right: Known, binding: Binding) -> Judgment:
     observed, bound = plain(left), plain(right)
     if operator not in ("==", "!="):
         message = f"{observed!r} and {bound!r} cannot be ordered; compare text by == or !=."
-        return Outcome("INCONCLUSIVE", message, binding, observed, bound)
+        return Judgment("INCONCLUSIVE", message, binding, observed, bound)
     holds = (str(observed) == str(bound)) == (operator == "==")
     message = f"{observed!r} is {'' if holds else 'not '}{WORDS[operator]} {bound!r}."
-    return Outcome("PASS" if holds else "FAIL", message, binding, observed, bound)
+    return Judgment("PASS" if holds else "FAIL", message, binding, observed, bound)
 
 
-def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Relation, binding: Binding) -> Outcome:
+def _judge_numbers(left: Estimate, right: Estimate, terms: Terms, comparison: Relation, binding: Binding) -> Judgment:
     if math.isnan(left.point) or math.isnan(right.point):
         message = "The value is not a number: the trainer wrote NaN or an infinity."
-        return Outcome("FAIL", message, binding, left.point, right.point)
+        return Judgment("FAIL", message, binding, left.point, right.point)
     # A lone reference that is infinite was written so; arithmetic may make one of healthy values.
     written = left.exact and isinstance(comparison.left, Reference)
     if math.isinf(left.point) and not math.isinf(right.point) and written:
         message = f"The value is {left.point}, which no healthy run shows."
-        return Outcome("FAIL", message, binding, left.point, right.point)
+        return Judgment("FAIL", message, binding, left.point, right.point)
     found = decide(left, right, terms)
-    return Outcome(
+    return Judgment(
         status=found.status,
         message=found.message,
         binding=binding,

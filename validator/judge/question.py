@@ -39,8 +39,8 @@ Binding = Mapping[str, tuple[str, int | None]]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A criterion under one binding."""
+class Judgment:
+    """What came out for a criterion under one binding."""
 
     status: Status
     message: str
@@ -54,7 +54,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Case:
+class Question:
     """A criterion with what its references mean, and the phases behind them by name. `level` is that of intervals,
     `own` the phase whose criterion it is."""
 
@@ -78,7 +78,9 @@ def unit_of(node: Expression, resolved: Mapping[str, Resolved]) -> str:
     return ""
 
 
-def evaluate(node: Expression, case: Case, binding: Binding, only: str | None = None, factor: float = 1.0) -> Known:
+def evaluate(
+    node: Expression, asked: Question, binding: Binding, only: str | None = None, factor: float = 1.0
+) -> Known:
     """The value of a side; with `only` as if no other phase had an interval, the values of that one times `factor`.
 
     Raises:
@@ -92,9 +94,9 @@ def evaluate(node: Expression, case: Case, binding: Binding, only: str | None = 
     if isinstance(node, OpenBound):
         raise NotMeasured("no bound is given")
     if isinstance(node, Reference):
-        one = case.resolved[node.name]
+        one = asked.resolved[node.name]
         arm, index = binding[one.source]
-        phase = case.data[one.source]
+        phase = asked.data[one.source]
         if arm not in phase.arms:
             raise NotMeasured(f"phase {one.phase_id} has no runs")
         value = phase.value(one, arm=arm, index=index)
@@ -103,7 +105,7 @@ def evaluate(node: Expression, case: Case, binding: Binding, only: str | None = 
         return combine("*", [value, exact(factor)]) if one.source == only else exact(value.point)
     operator = node.operator if isinstance(node, Binary) else node.function
     arguments = (node.left, node.right) if isinstance(node, Binary) else node.arguments
-    values = [evaluate(argument, case, binding, only, factor) for argument in arguments]
+    values = [evaluate(argument, asked, binding, only, factor) for argument in arguments]
     numbers = [value for value in values if isinstance(value, Estimate)]
     if len(numbers) < len(values):
         text = next(value for value in values if isinstance(value, str))
@@ -127,12 +129,12 @@ def plain(value: Known) -> float | str:
     return value if isinstance(value, str) else value.point
 
 
-def recorded_value(node: Expression, case: Case, binding: Binding) -> float | None:
+def recorded_value(node: Expression, asked: Question, binding: Binding) -> float | None:
     """What was recorded of a lone reference that decides nothing, to be shown all the same."""
     if not isinstance(node, Reference):
         return None
-    one = case.resolved[node.name]
-    phase, (arm, index) = case.data[one.source], binding[one.source]
+    one = asked.resolved[node.name]
+    phase, (arm, index) = asked.data[one.source], binding[one.source]
     runs = phase.arms.get(arm, ())
     chosen = runs if index is None else runs[index : index + 1]
     if not isinstance(phase, PhaseData):
@@ -142,37 +144,37 @@ def recorded_value(node: Expression, case: Case, binding: Binding) -> float | No
     return float(np.mean(known)) if known else None
 
 
-def terms_of(case: Case, binding: Binding) -> Terms:
+def terms_of(asked: Question, binding: Binding) -> Terms:
     """What a comparison of numbers is decided by."""
-    comparison, data = case.comparison, case.data
-    behind = [(data[one.source], one, binding[one.source][0]) for one in case.resolved.values()]
+    comparison, data = asked.comparison, asked.data
+    behind = [(data[one.source], one, binding[one.source][0]) for one in asked.resolved.values()]
     assumed = [phase.variation(one) for phase, one, arm in behind if phase.assumes_variation(one, arm=arm)]
     return Terms(
         operator=comparison.operator,
-        unit=comparison.unit or unit_of(comparison.left, case.resolved),
+        unit=comparison.unit or unit_of(comparison.left, asked.resolved),
         text=comparison.text,
         repeats=min((len(data[phase].arms.get(arm, ())) for phase, (arm, _) in binding.items()), default=1),
         assumed_cv=max(assumed, default=0.0),
-        level=case.level,
+        level=asked.level,
         windows=tuple(window for phase, one, arm in behind for window in phase.windows(one, arm=arm)),
-        needs=partial(_needs, case, binding),
-        at_end=partial(_at_end, case, binding),
+        needs=partial(_needs, asked, binding),
+        at_end=partial(_at_end, asked, binding),
     )
 
 
-def _needs(case: Case, binding: Binding) -> tuple[Needed, str | None] | None:
+def _needs(asked: Question, binding: Binding) -> tuple[Needed, str | None] | None:
     """What would decide it, by the part that each phase has in the interval; the clause where there are several."""
-    distance = _difference(case, binding)
+    distance = _difference(asked, binding)
     if distance is None:
         return None
     shares = []
-    for source, phase in case.data.items():
-        alone, moved = _difference(case, binding, only=source), _difference(case, binding, only=source, factor=1.001)
+    for source, phase in asked.data.items():
+        alone, moved = _difference(asked, binding, only=source), _difference(asked, binding, only=source, factor=1.001)
         interval = None if alone is None else alone.interval()
         if alone is None or moved is None or interval is None:
             continue
         arm = binding[source][0]
-        named = [one for one in case.resolved.values() if one.source == source]
+        named = [one for one in asked.resolved.values() if one.source == source]
         assumed = max((phase.variation(one) for one in named if phase.assumes_variation(one, arm=arm)), default=0.0)
         runs = len(phase.arms.get(arm, ()))
         half, reach = (interval[1] - interval[0]) / 2, abs(moved.point - alone.point) / 0.001
@@ -183,21 +185,21 @@ def _needs(case: Case, binding: Binding) -> tuple[Needed, str | None] | None:
         shares.append(Share(source, 0 if isinstance(phase, StoredPhase) else steps, runs, within, between))
     if not shares:
         return None
-    found = needed(distance.point, shares, own=case.own)
-    return found, text_of(found, shares, own=case.own) if len(case.data) > 1 else None
+    found = needed(distance.point, shares, own=asked.own)
+    return found, text_of(found, shares, own=asked.own) if len(asked.data) > 1 else None
 
 
-def _at_end(case: Case, binding: Binding) -> Estimate | None:
+def _at_end(asked: Question, binding: Binding) -> Estimate | None:
     """Left minus right where of each run that became slower its end alone counts."""
-    ended = {name: replace(one, at_end=True) if isinstance(one, PhaseData) else one for name, one in case.data.items()}
-    return _difference(replace(case, data=ended), binding)
+    ended = {name: replace(one, at_end=True) if isinstance(one, PhaseData) else one for name, one in asked.data.items()}
+    return _difference(replace(asked, data=ended), binding)
 
 
-def _difference(case: Case, binding: Binding, *, only: str | None = None, factor: float = 1.0) -> Estimate | None:
+def _difference(asked: Question, binding: Binding, *, only: str | None = None, factor: float = 1.0) -> Estimate | None:
     """Left minus right; with `only` as if no other phase had an interval, its values times `factor`."""
     try:
         left, right = (
-            evaluate(side, case, binding, only, factor) for side in (case.comparison.left, case.comparison.right)
+            evaluate(side, asked, binding, only, factor) for side in (asked.comparison.left, asked.comparison.right)
         )
         found = combine("-", [one for one in (left, right) if isinstance(one, Estimate)])
     except (NotMeasured, ZeroDivisionError, IndexError):
