@@ -1,4 +1,5 @@
-"""Damaged run folders: they are judged, never raise, and a damaged one is never GO."""
+"""Damaged run folders: they are judged, never raise, and a damaged one is never GO. Whole ones of a loss that fails are
+NO-GO."""
 
 from __future__ import annotations
 
@@ -66,12 +67,27 @@ def decision_of(root: Path) -> str:
     return decide(phases, findings, pending=pending)[0]
 
 
+def sicken(table: Path, draw: random.Random) -> str:
+    """Let the loss fail from some row of the first half on, as a trainer writes that. Returns what became of it."""
+    names, *lines = table.read_text(encoding="utf-8").splitlines()
+    rows, loss = [line.split(",") for line in lines], names.split(",").index("loss")
+    way, worst = draw.choice(("nan", "inf", "rising")), max(float(row[loss]) for row in rows)
+    for number, row in enumerate(rows[draw.randrange(2, len(rows) // 2) :]):
+        row[loss] = str(worst * 1.5 * 1.02**number) if way == "rising" else way
+    table.write_text("\n".join([names, *map(",".join, rows)]) + "\n", encoding="utf-8")
+    return way
+
+
 def play_folder(whole: Whole, scratch: Path, seed: int) -> FolderCase:
     """Damage a copy of the folder as the seed says, judge it, and hold the decision against the oracle."""
     draw = random.Random(seed)
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(whole.root, scratch)
     out = scratch / "runs" / "baseline" / "r1"
+    if draw.random() < 0.1:
+        way, decision = sicken(out / "training.csv", draw), decision_of(scratch)
+        problem = None if decision == "NO_GO" else f"{decision} although the loss is {way}"
+        return FolderCase(seed, decision, damaged=False, problem=problem)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         where = draw.random()
         if where < 0.85:
@@ -88,7 +104,8 @@ def play_folder(whole: Whole, scratch: Path, seed: int) -> FolderCase:
     except Exception as error:  # the point of the exercise: whatever it is, it is a problem
         from validator.errors import FolderError
 
-        if isinstance(error, FolderError) and not (scratch / "journal.jsonl").is_file():
+        journal = scratch / "journal.jsonl"
+        if isinstance(error, FolderError) and (journal.is_symlink() or not journal.is_file()):
             return FolderCase(seed, None, damaged, None)
         return FolderCase(seed, None, damaged, f"{type(error).__name__}: {error}")
     if decision == "GO" and damaged:

@@ -2,7 +2,8 @@
 
 Damaged means that evidence which the decision rests on was removed or garbled: a file is gone or is none, a line or a
 cell that counts is no longer what its format prescribes, or a step or a rank's end is missing. A digit that became
-another digit is another measurement, which no reader can know; neither are blank lines, or what stands twice.
+another digit is another measurement, which no reader can know; neither are blank lines, or what stands
+twice, or a number in quotation marks. A heartbeat of `boot` alone is that of a rank which reports no steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ __all__ = ["is_damaged"]
 _RATES = (["toks_per_s"], ["tok_per_s"])
 """Names of the rate: the contract's, and the one most like it that other trainers use."""
 
+_QUOTES = " '\""
 _COUNTED = ("loss", "toks_per_s", "step_time_s")
 
 
@@ -58,7 +60,7 @@ def _table_is_sound(path: Path, steps: int) -> bool:
         try:
             first = float(row["step"]) == 1  # its rate and time may be unknown: there is no row to measure them from
             counted = ("step", "loss") if first else ("step", *_COUNTED)
-            values = {name: float(cell) for name, cell in row.items() if cell.strip() or name in counted}
+            values = {name: float(cell.strip(_QUOTES)) for name, cell in row.items() if cell.strip() or name in counted}
         except ValueError:
             return False
         if not all(math.isfinite(values[name]) for name in ("step", *_COUNTED) if name in values):
@@ -84,6 +86,8 @@ def _beats_are_sound(path: Path, steps: int) -> bool:
         if isinstance(record.get("step_time_s"), (int, float)):
             seen.add(record.get("step"))
         last = str(record["msg"])
+    if len(lines) == 1 and last == "boot":
+        return True
     return seen >= set(range(2, steps + 1)) and last == "done"
 
 

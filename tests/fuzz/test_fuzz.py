@@ -34,7 +34,7 @@ def test_no_damaged_folder_raises_or_is_go(whole: Whole, tmp_path: Path) -> None
     cases = [play_folder(whole, tmp_path / "case", seed) for seed in range(1, 151)]
     assert [(case.seed, case.problem) for case in cases if case.problem] == []
     assert sum(case.damaged for case in cases) > 75, "most mutations do damage"
-    assert {"GO", "INCONCLUSIVE"} <= {str(case.decision) for case in cases}
+    assert {"GO", "INCONCLUSIVE", "NO_GO"} <= {str(case.decision) for case in cases}
 
 
 @pytest.mark.timeout(280)

@@ -334,7 +334,8 @@ def _ends_early(series: Series, same_file: list[Series]) -> str | None:
 
 
 def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
-    """Heartbeats that stop before those of other ranks, or before they say that the rank is done as others do.
+    """Heartbeats that stop before those of other ranks, that begin when others are half-way, or that do not say that
+    the rank is done as others do.
 
     What counts is the steps that they cover, not their lines: a rank that writes `boot` alone is one that reports no
     steps, and a rank may write more kinds of records than another. Of a run whose end is not known, a rank must have
@@ -343,6 +344,7 @@ def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
     marks = run.evidence.heartbeats
     stepping = {rank: mark for rank, mark in marks.items() if mark.last_step > 0}
     furthest = max((mark.last_step for mark in stepping.values()), default=0)
+    earliest = min((mark.first_step for mark in stepping.values()), default=0)
     any_done = any(mark.done for mark in marks.values())
     ended = run.outcome is not None or any_done
     rows = [int(one.steps[-1]) for name in _CORE if (one := run.series(name)) is not None]
@@ -354,6 +356,10 @@ def _missing_ends(run: RunFacts) -> Iterator[Evidence]:
         if behind and (ended or _silent(mark, stepping.values(), run.step_time_s)):
             yield evidence(
                 f"the heartbeat of rank {rank} ends at step {mark.last_step}, another at {furthest}", mark.path
+            )
+        elif rank in stepping and furthest >= _FEW and mark.first_step > (earliest + furthest) / 2:
+            yield evidence(
+                f"the heartbeat of rank {rank} begins at step {mark.first_step}, another at {earliest}", mark.path
             )
         elif rank in stepping and any_done and not mark.done:
             yield evidence(f"the heartbeat of rank {rank} lacks its end (`done`), which others have", mark.path)

@@ -271,6 +271,7 @@ def _derive_gaps(state: ResultBuilder, last: int | None) -> None:
             pid=heartbeat.pids[-1] if heartbeat.pids else None,
             first_ts=heartbeat.gaps.first,
             last_ts=heartbeat.gaps.last,
+            first_step=heartbeat.first_step,
             last_step=heartbeat.last_step if last is None else min(heartbeat.last_step, last),
             last_progress_ts=heartbeat.last_progress_s,
             last_msg=heartbeat.last_msg,

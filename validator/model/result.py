@@ -183,6 +183,7 @@ class RankProgress:
     pid: int | None
     first_ts: float | None
     last_ts: float | None
+    first_step: int
     last_step: int
     last_progress_ts: float | None
     last_msg: str

@@ -112,8 +112,10 @@ def _follows(steps: Steps) -> bool:
         return False
     if not left:
         return len(paces) > 1
+    if paces and strides[:left].max() > paces[-1]:
+        return False  # what comes closer again has a gap before it
     # A lone stride onto the grid of the first pace, as from 1 to 10, says nothing for or against.
-    return _by_ratio(steps[: left + 1]) or (left == 1 and len(paces) > 1 and int(strides[0]) < paces[-1])
+    return _by_ratio(steps[: left + 1]) or (left == 1 and len(paces) > 1)
 
 
 def _equal_at_end(strides: Steps) -> int:

@@ -59,6 +59,16 @@ def test_what_stops_or_was_lost_follows_none(steps: Iterable[float]) -> None:
     assert not at_even_times(at(steps))
 
 
+@pytest.mark.parametrize("pace", [1, 5])
+def test_a_stretch_that_was_taken_out_leaves_no_rule(pace: int) -> None:
+    """Rows at 1, 2, 3, 4 and 8 looked like a ratio, behind which single steps go on."""
+    every = np.arange(pace, 60 * pace + 1, pace)
+    for low in range(1, 58):
+        for high in range(low + 1, min(low + 12, 59)):
+            left = np.delete(every, slice(low, high))
+            assert not thins_out(left), left
+
+
 def test_rows_that_were_lost_at_random_follow_none() -> None:
     rng = np.random.default_rng(0)
     for pace in (1, 5, 10):
