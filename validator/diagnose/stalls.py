@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from validator.diagnose.contention import crowding
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
+from validator.ingest.clock import ARRIVALS_FILE
 from validator.model.result import Floats, Steps
-from validator.stats.clock import clock_for, step_ends, timestamps
+from validator.stats.clock import STAMP_S, STAMP_SHARE, clock_for, step_ends, timestamps
 from validator.stats.spacing import covered_steps, even_rows, joined
 from validator.stats.window import MIN_ROWS, Level
 from validator.text import format_duration, format_number, format_percent
@@ -81,14 +82,15 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
     """Slow steps that come again and again, with a period or without: what they cost, and how often they come."""
     if not run.timed or run.failed:
         return
-    for steps, times, covered, path, what in _step_clocks(run):
+    for steps, times, covered, least, path, what in _step_clocks(run):
         if len(steps) < 2 * _MIN_TURNS:
             continue
         usual = f"median step {format_number(float(np.median(times / covered)))} s"
         if (groups := even_rows(covered)) is not None:
-            steps = steps[np.append(groups[1:], len(steps)) - 1]
+            last = np.append(groups[1:], len(steps)) - 1
+            steps, least = steps[last], least[last]
             times, covered = joined(times, groups), joined(covered, groups)
-        stalls = _stalls(steps, times, covered, run.levels)
+        stalls = _stalls(steps, times, covered, least, run.levels)
         for some in () if stalls is None else _by_rhythm(stalls, steps):
             cause = _stall_diagnosis(run, some, steps[some.at], path, what)
             if cause is not None:
@@ -141,29 +143,40 @@ def _listed(at: Steps) -> str:
     return ", ".join(map(str, at[:8])) + (" …" if len(at) > 8 else "")
 
 
-def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, Floats, str | None, str]]:
-    """The time of each row, and the steps that it covers, as the trainer reports it, then by the heartbeat's own
-    clock, which holds every pause."""
+def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, Floats, Floats, str | None, str]]:
+    """The time of each row, the steps that it covers, and the shortest pause that it can show, as the trainer reports
+    it, then by the heartbeat's own clock, which holds every pause.
+
+    The validator takes its stamps of arrival some time apart: what comes in between looks as late as the next one.
+    """
     warmup = run.spec.warmup_steps
     if run.times is not None:
         steps, times = run.times
         late = steps > max(warmup, int(steps[0]))
         timed = run.series("step_time_s") is not None
         seconds = times if timed else times * _seconds_per_unit(run, steps, times)
-        covered = covered_steps(steps)[late]
-        yield steps[late], seconds[late] * covered, covered, run.source(_TIMES[not timed]), ""
+        covered, source = covered_steps(steps), run.source(_TIMES[not timed])
+        stamped = source is not None and source.endswith(ARRIVALS_FILE)
+        least = _stamp_spacing(np.cumsum(seconds * covered)) if stamped else np.zeros(len(steps))
+        yield steps[late], (seconds * covered)[late], covered[late], least[late], source, ""
     steps, seconds = step_ends(run.result)
     if len(steps) > 2 and not run.irregular("clock-jump") and not run.evidence.resumed_s:
         late = steps[1:] > warmup
         gaps = _without_delays(np.diff(seconds)[late])
         covered = np.diff(steps)[late].astype(np.float64)
-        yield steps[1:][late], gaps, covered, None, ", between the heartbeats of two steps"
+        yield steps[1:][late], gaps, covered, np.zeros(len(gaps)), None, ", between the heartbeats of two steps"
     clock = clock_for(run.result)
     if clock is not None and not run.evidence.resumed_s:  # what a printed time leaves out
         late = clock.steps[1:] > warmup
         gaps = _without_delays(np.diff(clock.seconds)[late])
         covered = np.diff(clock.steps)[late].astype(np.float64)
-        yield clock.steps[1:][late], gaps, covered, None, ", between the arrival of two lines"
+        least = _stamp_spacing(clock.seconds)[1:][late]
+        yield clock.steps[1:][late], gaps, covered, least, None, ", between the arrival of two lines"
+
+
+def _stamp_spacing(seconds: Floats) -> Floats:
+    """Time between two stamps of arrival `seconds [n]` after the start of an attempt."""
+    return np.maximum(STAMP_S, STAMP_SHARE * seconds)
 
 
 def _seconds_per_unit(run: RunFacts, steps: Steps, times: Floats) -> float:
@@ -215,13 +228,16 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
     return ""
 
 
-def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, ...] = ()) -> _Stalls | None:
+def _stalls(
+    steps: Steps, times: Floats, covered: Floats, least: Floats, levels: tuple[Level, ...] = ()
+) -> _Stalls | None:
     """The rows that are slow for the steps that they cover, where there are three or more and they are few.
 
-    On each lasting level its own median counts.
+    On each lasting level its own median counts. `least` are the shortest pauses that rows can show.
     """
     each = times / covered
-    if (turns := _turns(steps, each, covered)) is not None:  # before medians, which may be those of slow rows
+    turns = _turns(steps, each, covered)  # before medians, which may be those of slow rows
+    if turns is not None and (turns.extra_s > least[turns.at]).mean() > 1 / 2:
         return turns
     if len(times) < 2 * MIN_ROWS:
         return None
@@ -232,7 +248,7 @@ def _stalls(steps: Steps, times: Floats, covered: Floats, levels: tuple[Level, .
         if own.sum() >= MIN_ROWS:
             usual[own] = covered[own] * np.median(each[own])
             spread[own] = 1.4826 * np.median(np.abs(times[own] - usual[own]))
-    at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + _SLOW_NOISE * spread))
+    at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + np.maximum(_SLOW_NOISE * spread, least)))
     if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None
     if _adjoin(at):  # a stretch of slow steps is a level of its own, and long pauses may stand out of it
@@ -268,7 +284,7 @@ def _turns(steps: Steps, each: Floats, covered: Floats) -> _Stalls | None:
     row, even = float(np.median(covered)), len({*np.diff(at).tolist()}) == 1
     least, largest = math.floor(low * row) + 1, math.ceil(high * row) - 1
     if even or least > largest:
-        least = largest = round((at[1] - at[0] if even else (low + high) / 2) * row)
+        least = largest = round(float(np.median(np.diff(steps[at]))) if even else (low + high) / 2 * row)
     extra = (each - usual)[at] * covered[at]
     lost = float(extra.sum() / (each * covered).sum())
     return _Stalls(at, extra, lost, int(steps[0]), between=(least, largest))

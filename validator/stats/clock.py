@@ -19,8 +19,12 @@ FITS = (0.8, 1.25)
 """Median of claim over elapsed time outside of which a claim is not of this run."""
 
 _MIN_STAMPS, _MIN_SPAN_S, _MIN_STRETCHES = 10, 5.0, 5
-_STRETCH_S, _STRETCH_SHARE = 0.25, 5e-4
-"""Shortest stretch between stamps that is compared: five times the distance at which stamps are taken."""
+STAMP_S, STAMP_SHARE = 0.05, 1e-4
+"""Minimum time between two of the validator's stamps, and the same as a share of the attempt's duration: some 60,000
+stamps in a day."""
+
+_STRETCH = 5
+"""Shortest stretch between stamps that is compared, in times of the distance at which they are taken."""
 
 _AGREEING = 0.1
 """Share of the stretches that agree with a time per step from which the others hold pauses, which it may leave out."""
@@ -158,7 +162,7 @@ def _stretches(when: Floats) -> npt.NDArray[np.intp]:
     """Places of the stamps between which claims are compared, so far apart that the delay of a stamp hardly matters."""
     ends, last = [0], float(when[0])
     for place, moment in enumerate(when.tolist()):
-        if moment - last >= max(_STRETCH_S, _STRETCH_SHARE * (moment - float(when[0]))) or moment < last:
+        if moment - last >= _STRETCH * max(STAMP_S, STAMP_SHARE * (moment - float(when[0]))) or moment < last:
             ends.append(place)
             last = moment
     return np.array(ends, dtype=np.intp)

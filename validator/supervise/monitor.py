@@ -22,6 +22,7 @@ from validator.files import Tree
 from validator.ingest.clock import ARRIVALS_FILE
 from validator.model.launching import LOGGING_RANKS
 from validator.model.plan import RunSpec
+from validator.stats.clock import STAMP_S, STAMP_SHARE
 from validator.supervise import watchdog
 from validator.supervise.at_steps import StepCount
 from validator.supervise.capture import LogCap, logs_below, trim_while_written
@@ -31,9 +32,6 @@ from validator.supervise.nodes import live_text
 from validator.supervise.termination import ProcessTree
 from validator.system.gpu_facts import use_of
 from validator.system.nvml import Gpus
-
-_MIN_SPACING_S, _SPACING_SHARE = 0.05, 1e-4
-"""Minimum time between two stamps, and the same as a share of the attempt's duration: some 60,000 stamps in a day."""
 
 _IN_MODIFY = 0x2
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # inotify_init1 takes the values of these
@@ -106,7 +104,7 @@ class ArrivalStamps:
                 growth.unread.append((size, now))
                 growth.size, grown = size, True
         if grown:
-            self._next = now + max(_MIN_SPACING_S, _SPACING_SHARE * (now - self._started))
+            self._next = now + max(STAMP_S, STAMP_SHARE * (now - self._started))
 
     def settle(self, records: Iterable[Record], read_to: Mapping[Path, int]) -> None:
         """Find the step of each stamp whose bytes have been read, and write what was found.

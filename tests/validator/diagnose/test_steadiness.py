@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -120,6 +121,37 @@ def test_pauses_that_no_printed_time_holds_are_seen_between_two_lines(tmp_path: 
     finding = of_run(tmp_path, steps=N)["periodic-stall"]
     assert "takes 9.01 s more every 40 steps (steps 40, 80, 120" in finding.message
     assert "between the arrival of two lines" in finding.message
+
+
+def _stamped(folder: Path, seconds: Sequence[float], *, apart_s: float) -> dict[str, Finding]:
+    """What a run shows that writes a row every five steps, when each was over, and stamps of them `apart_s` or more
+    from one another: each is of the last row before it."""
+    ends, steps, gaps, last = list(accumulate(seconds)), [], [], 0.0
+    while last < ends[-1]:
+        due = last + apart_s
+        row = max(bisect_right(ends, due), bisect_right(ends, last) + 1)  # it waits for a row where none is there
+        at = max(due, ends[min(row, len(ends)) - 1])
+        steps, gaps, last = [*steps, 5 * min(row, len(ends))], [*gaps, at - last], at
+    rows = [f"{5 * i},{4 + 2 / i}" for i in range(1, len(ends) + 1)]
+    folder.mkdir(exist_ok=True)
+    (folder / "training.csv").write_text("\n".join(["step,loss", *rows, ""]))
+    write_arrivals(folder, gaps, steps=steps)
+    return of_run(folder, steps=5 * len(seconds))
+
+
+@pytest.mark.parametrize("step_s", [0.0205, 0.0229, 0.0301, 0.0334, 0.041])
+@pytest.mark.parametrize("late_s", [0.0, 0.004])
+def test_stamps_that_hold_two_rows_or_three_show_no_pauses(tmp_path: Path, step_s: float, late_s: float) -> None:
+    """Of rows that come more often than stamps, a stamp holds now one more and now one less, by a period of its own."""
+    draw = random.Random(5)
+    seconds = [step_s + abs(draw.gauss(0, late_s)) for _ in range(600)]
+    assert "periodic-stall" not in _stamped(tmp_path, seconds, apart_s=0.05)
+
+
+def test_a_pause_that_is_longer_than_between_two_stamps_is_seen(tmp_path: Path) -> None:
+    seconds = [0.0205 + (0.3 if i % 60 == 0 else 0) for i in range(1, 601)]
+    message = _stamped(tmp_path, seconds, apart_s=0.05)["periodic-stall"].message
+    assert "every 300 steps (steps 300, 600" in message
 
 
 def test_pauses_stand_out_of_a_stretch_of_slow_steps(tmp_path: Path) -> None:
