@@ -70,8 +70,8 @@ def judge_criterion(
     asked = Question(
         comparison, resolved, data, SECOND_LEVEL if record.extended is not None else LEVEL, record.phase.id
     )
-    outcomes = [_judge(asked, binding) for binding in _bindings(asked, own=record.phase.id)]
-    worst = min(outcomes, key=lambda one: (_SEVERITY[one.status], one.margin if one.margin is not None else math.inf))
+    judgments = [_judge(asked, binding) for binding in _bindings(asked, own=record.phase.id)]
+    worst = min(judgments, key=lambda one: (_SEVERITY[one.status], one.margin if one.margin is not None else math.inf))
     unit = comparison.unit or unit_of(comparison.left, resolved)
     evidence = tuple(
         entry
@@ -80,7 +80,7 @@ def judge_criterion(
     )
     sources = ((one, data[one.source], worst.binding.get(one.source, ("", None))[0]) for one in resolved.values())
     remarks = (source.remark(one, arm=arm) for one, source, arm in sources if isinstance(source, PhaseData))
-    named = _named(worst, outcomes, data)
+    named = _named(worst, judgments, data)
     return _verdict(
         criterion, id, unit, replace(named, message=named.message + "".join(dict.fromkeys(remarks))), evidence
     )
@@ -93,21 +93,21 @@ def _data(one: Resolved, validation: ValidationRecord, judged: Mapping[str, Phas
     return PhaseData(record, validation, judged.get(one.phase_id))
 
 
-def _verdict(criterion: Criterion, id: str, unit: str, outcome: Judgment, evidence: tuple[Evidence, ...]) -> Verdict:
+def _verdict(criterion: Criterion, id: str, unit: str, judgment: Judgment, evidence: tuple[Evidence, ...]) -> Verdict:
     return Verdict(
         id=id,
         text=criterion.expr,
         required=criterion.required,
-        status=outcome.status,
-        observed=outcome.observed,
+        status=judgment.status,
+        observed=judgment.observed,
         unit=unit,
-        ci_low=outcome.interval[0] if outcome.interval else None,
-        ci_high=outcome.interval[1] if outcome.interval else None,
-        bound=outcome.bound,
-        margin=outcome.margin,
-        message=outcome.message,
-        open_for=outcome.open_for,
-        needed=outcome.needed,
+        ci_low=judgment.interval[0] if judgment.interval else None,
+        ci_high=judgment.interval[1] if judgment.interval else None,
+        bound=judgment.bound,
+        margin=judgment.margin,
+        message=judgment.message,
+        open_for=judgment.open_for,
+        needed=judgment.needed,
         evidence=evidence,
     )
 
@@ -157,9 +157,9 @@ def _crossed(binding: Binding, data: Mapping[str, Source], *, own: str) -> bool:
     return arm[0] != earlier[0]
 
 
-def _named(worst: Judgment, outcomes: list[Judgment], data: Mapping[str, Source]) -> Judgment:
-    """The worst outcome, identified by its arm and run."""
-    if len(outcomes) == 1:
+def _named(worst: Judgment, judgments: list[Judgment], data: Mapping[str, Source]) -> Judgment:
+    """The worst judgment, identified by its arm and run."""
+    if len(judgments) == 1:
         return worst
     names = []
     for phase_id, (arm, index) in worst.binding.items():
@@ -168,7 +168,7 @@ def _named(worst: Judgment, outcomes: list[Judgment], data: Mapping[str, Source]
             names.append(run_name(runs[index]) if index is not None else f"{phase_id}/{arm}".rstrip("/"))
     if not names:
         return worst
-    message = f"{worst.message} Decided by the worst of {len(outcomes)}: {', '.join(names)}."
+    message = f"{worst.message} Decided by the worst of {len(judgments)}: {', '.join(names)}."
     return replace(worst, message=message)
 
 
@@ -186,23 +186,25 @@ def _judge(asked: Question, binding: Binding) -> Judgment:
     left, right = alike(left, right), alike(right, left)
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
-    outcome = _judge_numbers(left, right, terms_of(asked, binding), comparison, binding)
-    if outcome.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in asked.data.values()):
-        outcome = _apart_from_pauses(outcome, asked, binding)
+    judgment = _judge_numbers(left, right, terms_of(asked, binding), comparison, binding)
+    if judgment.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in asked.data.values()):
+        judgment = _apart_from_pauses(judgment, asked, binding)
     broken = _unfinished(asked, binding)
-    if broken is not None and (outcome.status == "PASS" or (outcome.status == "FAIL" and _machine_cut(asked, binding))):
-        message = f"{outcome.message} This does not count: {broken}."
-        return replace(outcome, status="INCONCLUSIVE", message=message)
-    return _end_of_a_shorter_run(_within_noise(outcome, asked, binding), asked)
+    if broken is not None and (
+        judgment.status == "PASS" or (judgment.status == "FAIL" and _machine_cut(asked, binding))
+    ):
+        message = f"{judgment.message} This does not count: {broken}."
+        return replace(judgment, status="INCONCLUSIVE", message=message)
+    return _end_of_a_shorter_run(_within_noise(judgment, asked, binding), asked)
 
 
-def _within_noise(outcome: Judgment, asked: Question, binding: Binding) -> Judgment:
+def _within_noise(judgment: Judgment, asked: Question, binding: Binding) -> Judgment:
     """What fails because the last row does not lie beyond the first is open where single rows vary by as much."""
     left, right = asked.comparison.left, asked.comparison.right
-    if outcome.status != "FAIL" or not isinstance(left, Reference) or not isinstance(right, Reference):
-        return outcome
+    if judgment.status != "FAIL" or not isinstance(left, Reference) or not isinstance(right, Reference):
+        return judgment
     if asked.comparison.operator in ("==", "!="):
-        return outcome
+        return judgment
     one, other = asked.resolved[left.name], asked.resolved[right.name]
     phase, (arm, index) = asked.data[one.source], binding[one.source]
     ends = {one.statistic, other.statistic} == {"first", "last"}
@@ -212,28 +214,28 @@ def _within_noise(outcome: Judgment, asked: Question, binding: Binding) -> Judgm
         or not isinstance(phase, PhaseData)
         or index is None
     ):
-        return outcome
+        return judgment
     run = phase.arms[arm][index]
     found, rows = measured(run), run.result.series.get(one.name) if run.result is not None else None
     if rows is not None and len(rows.values) == 1 and math.isfinite(rows.values[0]):
-        message = f"{outcome.message} The run has one row of {one.name}, its first and its last: more steps show more."
-        return replace(outcome, status="INCONCLUSIVE", message=message)
+        message = f"{judgment.message} The run has one row of {one.name}, its first and its last: more steps show more."
+        return replace(judgment, status="INCONCLUSIVE", message=message)
     noise = found.metrics[one.name].noise if found is not None and one.name in found.metrics else None
-    values = [side for side in (outcome.observed, outcome.bound) if isinstance(side, float)]
+    values = [side for side in (judgment.observed, judgment.bound) if isinstance(side, float)]
     if noise is None or len(values) < 2 or not within_noise(values[0] - values[1], noise, rows=2):
-        return outcome
+        return judgment
     message = (
-        f"{outcome.message} One row varies by {format_value(noise, one.unit)}, so the difference may be chance: "
+        f"{judgment.message} One row varies by {format_value(noise, one.unit)}, so the difference may be chance: "
         f"more steps show whether {one.name} falls or rises."
     )
-    return replace(outcome, status="INCONCLUSIVE", message=message)
+    return replace(judgment, status="INCONCLUSIVE", message=message)
 
 
-def _end_of_a_shorter_run(outcome: Judgment, asked: Question) -> Judgment:
+def _end_of_a_shorter_run(judgment: Judgment, asked: Question) -> Judgment:
     """A bound on the end of a curve holds for as many steps as the runbook has: what fewer steps miss is open."""
-    value = outcome.observed
-    if outcome.status != "FAIL" or not isinstance(asked.comparison.right, Number) or not isinstance(value, float):
-        return outcome
+    value = judgment.observed
+    if judgment.status != "FAIL" or not isinstance(asked.comparison.right, Number) or not isinstance(value, float):
+        return judgment
     for one in asked.resolved.values():
         phase = asked.data[one.source]
         if one.statistic != "last" or not isinstance(phase, PhaseData) or not math.isfinite(value):
@@ -242,12 +244,12 @@ def _end_of_a_shorter_run(outcome: Judgment, asked: Question) -> Judgment:
         steps = getattr(phase.validation.runbook.phase(one.phase_id), "steps", written)
         if steps < written:
             message = (
-                f"{outcome.message} The bound is for the {written:,} steps that the runbook has, and this run had "
+                f"{judgment.message} The bound is for the {written:,} steps that the runbook has, and this run had "
                 f"{steps:,}: run {one.phase_id} with all of them."
             )
             needed = Needed(steps={one.phase_id: written})
-            return replace(outcome, status="INCONCLUSIVE", message=message, open_for="rows", needed=needed)
-    return outcome
+            return replace(judgment, status="INCONCLUSIVE", message=message, open_for="rows", needed=needed)
+    return judgment
 
 
 def _open(asked: Question, binding: Binding) -> Judgment:
