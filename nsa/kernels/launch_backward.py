@@ -11,7 +11,16 @@ from nsa.attention.spans import span
 from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import spread_kernel
 from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
-from nsa.kernels.hopper import HopperBackward, Run, scratch, sums_queries, why_no_gather, why_no_wgmma, why_no_window
+from nsa.kernels.hopper import (
+    HopperBackward,
+    Run,
+    RunTurn,
+    scratch,
+    sums_queries,
+    why_no_gather,
+    why_no_wgmma,
+    why_no_window,
+)
 from nsa.kernels.hopper.rows import finish_kernel
 from nsa.kernels.launch import Saved, gather_constants, options
 from nsa.kernels.problem import Problem, ceil_div, strides
@@ -121,7 +130,11 @@ class _Parts:
         beside = scratch(p, gathers=self.summed, window=self.window) if by_wgmma else 0
         self.slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk, beside)
         most = self.slabs[0][1]
-        self.part_dq = None if sums_all else q.new_empty(most, p.n_pairs, p.hpg, p.dims.dk)
+        # Where window and forced blocks join them, nothing else reads partial results of the queries.
+        in_turns = self.window and self.summed and not sums_all
+        self.turns = p.turns(most) if in_turns else [(0, p.S)]
+        n_parts = (self.turns[0][1] - self.turns[0][0]) * p.n_top
+        self.part_dq = None if sums_all else q.new_empty(most, n_parts, p.hpg, p.dims.dk)
         self.fused = None
         if by_wgmma:
             lse = (saved.lse_cmp, saved.lse_sel, saved.lse_win)
@@ -129,7 +142,7 @@ class _Parts:
                 q, do, gates, delta, lse, p, most=most, gathers=self.summed, window=self.window
             )  # fmt: skip
         self._compressed: Run | None = None
-        self._gather: Run | None = None
+        self._gather: RunTurn | None = None
         self._window: Callable[[int, int], None] | None = None
         self._found: tuple[Tensor, Tensor] | None = None
         self._tile_parts: tuple[Tensor, Tensor] | None = None
@@ -154,10 +167,11 @@ class _Parts:
             self.fused.begin()
             self._found = self._compressed(first, count)
 
-    def scored(self, first: int, count: int) -> tuple[Tensor, Tensor] | None:
-        """Run the scored blocks of some pairs; returns their sums for keys and values, by key or by work tile."""
+    def scored(self, first: int, count: int, turn: tuple[int, int] | None = None) -> tuple[Tensor, Tensor] | None:
+        """Run the scored blocks of some pairs, for all tokens or one of the turns; returns their sums for keys and
+        values, by key or by work tile."""
         if self._gather is not None:
-            return self._gather(first, count)
+            return self._gather(first, count, turn or (0, self.p.S))
         if self._tile_parts is None:
             return None
         p, i, tile = self.p, self.saved.index, self.p.tiles.gather_backward
@@ -170,16 +184,22 @@ class _Parts:
         )  # fmt: skip
         return self._tile_parts
 
-    def rest(self, out: tuple[Tensor, ...], first: int, count: int) -> None:
-        """Run window and forced blocks of some pairs, after :meth:`compressed` and :meth:`scored`, and finish their
+    def scored_and_window(self, out: tuple[Tensor, ...], first: int, count: int) -> None:
+        """Run scored blocks, window and forced blocks of some pairs, after :meth:`compressed`, and finish their
         gradients: of q, and of keys and values of the selected branch and of the window."""
         assert self.fused is not None
         assert self._window is not None
         p, (dq, *keys) = self.p, out
-        self._window(first, count)
-        _finish(
-            self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg, slots=self.part_dq
-        )  # fmt: skip
+        with span("nsa.win.backward"):  # forced blocks as well
+            self._window(first, count)
+        for turn in self.turns:
+            with span("nsa.sel.backward"):
+                self.scored(first, count, turn)
+            with span("nsa.query.backward"):
+                _finish(
+                    self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg, tokens=turn,
+                    slots=self.part_dq,
+                )  # fmt: skip
         parts = self._tile_parts if self._gather is None else None
         for i, sums in enumerate((*self.fused.selected, *self.fused.in_window)):
             _finish(
@@ -199,15 +219,18 @@ class _Parts:
 def _finish(
     sums: Tensor, out: Tensor, p: Problem, *, first: int, count: int, scale: float = 1.0, heads: int = 1,
     parts: Tensor | None = None, tile_offsets: Tensor | None = None, slots: Tensor | None = None,
+    tokens: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Launch :func:`finish_kernel`: gradients of ``count`` pairs' queries, all ``heads`` of a group, or keys from their
-    sums ``[count, S, heads, dim]`` and, if there are some, ``parts`` by work tile or queries' ``slots``."""
+    sums ``[count, S, heads, dim]`` and, if there are some, ``parts`` by work tile or queries' ``slots``; for all tokens
+    or ``tokens``, ``(first, end)``."""
     given, dim = parts if slots is None else slots, out.shape[-1]
     columns = dim & -dim
-    finish_kernel[(ceil_div(p.S * heads, p.l_sel), count, dim // columns)](
-        sums, sums if given is None else given, sums if tile_offsets is None else tile_offsets, out, first, p.S,
-        p.n_blocks, p.n_lists, p.max_tiles, scale, H=p.G * heads, G=p.G, HPG=heads,
-        DIM=dim, STEP=p.l_sel, ROWS=p.block_rows, PARTS=parts is not None,
+    t0, end = tokens or (0, p.S)
+    finish_kernel[(ceil_div((end - t0) * heads, p.l_sel), count, dim // columns)](
+        sums, sums if given is None else given, sums if tile_offsets is None else tile_offsets, out, first, p.S, t0,
+        end, 0 if slots is None else slots.shape[1], p.n_blocks, p.n_lists, p.max_tiles, scale, H=p.G * heads, G=p.G,
+        HPG=heads, DIM=dim, STEP=p.l_sel, ROWS=p.block_rows, PARTS=parts is not None,
         NTOP=0 if slots is None else p.n_top, COLUMNS=columns, **FUSED,
     )  # fmt: skip
 
@@ -246,10 +269,7 @@ def backward(
         with span("nsa.cmp.backward"):
             parts.compressed(first, count)
         if parts.window:
-            with span("nsa.sel.backward"):
-                parts.scored(first, count)
-            with span("nsa.win.backward"):  # forced blocks as well, and all that is left
-                parts.rest((dq, dk_sel, dv_sel, dk_win, dv_win), first, count)
+            parts.scored_and_window((dq, dk_sel, dv_sel, dk_win, dv_win), first, count)
             continue
         with span("nsa.sel.backward"):
             _dkv(

@@ -27,6 +27,8 @@ __all__ = ["Problem", "capability", "ceil_div", "n_processors", "strides"]
 
 # Partial results of the scored blocks may take this much memory at once; beyond it (batch, group) pairs run in turns.
 _SCRATCH_BYTES = 4 << 30
+# Those of the queries in the backward pass take this much; beyond it the tokens of a pair run in turns as well.
+_TURN_BYTES = 1536 << 20
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -184,6 +186,14 @@ class Problem:
         most = self.bg if per_bg == 0 else max(1, min(self.bg, _SCRATCH_BYTES // per_bg))
         count = ceil_div(self.bg, ceil_div(self.bg, most))
         return [(first, min(count, self.bg - first)) for first in range(0, self.bg, count)]
+
+    def turns(self, pairs: int) -> list[tuple[int, int]]:
+        """``(first, end)`` runs of tokens, of whole spans, about equal ones, for which the queries' partial results of
+        ``pairs`` (batch, group) pairs fit their limit."""
+        spans = ceil_div(self.S, self.span)
+        per_span = pairs * self.span * self.n_top * self.hpg * self.dims.dk * self.dtype.itemsize
+        count = ceil_div(spans, ceil_div(spans, max(1, _TURN_BYTES // max(per_span, 1))))
+        return [(i * self.span, min((i + count) * self.span, self.S)) for i in range(0, spans, count)]
 
     def query_chunk(self, wanted: int, step: int) -> tuple[int, int]:
         """Length and number of about ``wanted`` query chunks, the length a multiple of ``step`` tokens."""

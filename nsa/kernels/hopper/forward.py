@@ -48,7 +48,7 @@ class _GatherArguments(ctypes.Structure):
 
     _fields_ = (
         ("maps", ctypes.c_uint64 * 64), ("index", ctypes.c_void_p * 4), ("lse", ctypes.c_void_p),
-        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 48),
+        ("sizes", ctypes.c_int * 11), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 40),
     )  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def attend(
     q, k, v = streams
     maps = tensor_map(q, heads=p.hpg) + tensor_map(k, rows=64) + tensor_map(v, rows=64)
     maps += tensor_map(parts[0].view(1, -1, p.hpg, p.dims.dv), heads=p.hpg)
-    sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, first, first + count)
+    sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, 0, p.n_lists, first, first + count)
     (lists,) = pointers(index)
     all_maps = (ctypes.c_uint64 * 64).from_buffer_copy(maps)
     given = _GatherArguments(all_maps, lists, parts[1].data_ptr(), sizes, p.scale2)

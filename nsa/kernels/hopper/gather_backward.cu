@@ -24,7 +24,8 @@ struct Arguments {
     const float *shift, *delta;  // [B, S, H]
     const int *pairs, *offsets, *tile_offsets, *tile_block;
     float *dk, *dv;  // [pairs of this launch, S, DK or DV], added to
-    int S, H, G, blocks, lists, n_pairs, max_tiles, bg, bg_end;
+    int S, H, G, blocks, lists, n_pairs, max_tiles, list_from, list_end, bg, bg_end;
+    int n_parts, pair_from;  // partial results of a pair of batch and group, and of which token and slot the first one is
     float scale2;
 };
 
@@ -139,7 +140,7 @@ DEVICE void bring_out(const Arguments &a, u32 base, int w, int lane) {
                 const u32 from = base + AT_DQ + w * DQ_BYTES + box * CHUNK_BYTES + slot * HPG * 128;
                 if (pair[r] < 0) continue;
                 if (PARTS)
-                    put_box(&a.dq, from, box * 64, 0, (x.bg - a.bg) * a.n_pairs + pair[r], 0);
+                    put_box(&a.dq, from, box * 64, 0, (x.bg - a.bg) * a.n_parts + pair[r] - a.pair_from, 0);
                 else
                     add_box(&a.dq, from, box * 32, 0, pair[r] / NTOP, x.bg - a.bg);
             }

@@ -18,7 +18,7 @@ struct Arguments {
     TensorMap q, k, v, parts;  // parts [1, pairs of this launch * n_pairs, HPG, DV]
     const int *pairs, *offsets, *tile_offsets, *tile_block;
     float *lse;  // [pairs of batch and group in this launch, n_pairs, HPG]
-    int S, H, G, blocks, lists, n_pairs, max_tiles, bg, bg_end;
+    int S, H, G, blocks, lists, n_pairs, max_tiles, list_from, list_end, bg, bg_end;
     float scale2;
 };
 

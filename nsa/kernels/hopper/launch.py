@@ -15,7 +15,9 @@ from nsa.kernels.hopper.rows import rows_kernel
 from nsa.kernels.hopper.window import tile_tokens, window_run, window_sources
 from nsa.kernels.problem import Problem, capability, ceil_div
 
-__all__ = ["HopperBackward", "Run", "backward_sources", "scratch", "sums_queries", "why_no_gather", "why_no_wgmma"]
+__all__ = [
+    "HopperBackward", "Run", "RunTurn", "backward_sources", "scratch", "sums_queries", "why_no_gather", "why_no_wgmma",
+]  # fmt: skip
 
 _KEYS = 128
 _ONE_WARP = 6
@@ -41,7 +43,7 @@ class _GatherArguments(ctypes.Structure):
 
     _fields_ = (
         _MAPS, ("rows", ctypes.c_void_p * 2), ("index", ctypes.c_void_p * 4), ("sums", ctypes.c_void_p * 2),
-        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 24),
+        ("sizes", ctypes.c_int * 13), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 8),
     )  # fmt: skip
 
 
@@ -149,6 +151,8 @@ def why_no_gather(k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
 
 Run = Callable[[int, int], tuple[Tensor, Tensor]]
 """Runs (batch, group) pairs ``first .. first + count`` and returns sums of key and value gradients."""
+RunTurn = Callable[[int, int, tuple[int, int]], tuple[Tensor, Tensor]]
+"""The same for some tokens, ``(first, end)``, of whole spans."""
 
 
 def _widths(p: Problem, *, gathers: bool, window: bool) -> list[int]:
@@ -218,11 +222,11 @@ class HopperBackward:
 
         return run
 
-    def gather(self, k_sel: Tensor, v_sel: Tensor, index: Lists, part_dq: Tensor | None) -> Run:
+    def gather(self, k_sel: Tensor, v_sel: Tensor, index: Lists, part_dq: Tensor | None) -> RunTurn:
         """The scored blocks, ``k_sel, v_sel [B, S, G, .]``: adds to :attr:`selected`, which it returns.
 
-        Query gradients go to ``part_dq [most, n_pairs, heads per group, dk]``, or, if :func:`sums_queries`, to
-        :attr:`dq`.
+        Query gradients go to ``part_dq [most, tokens * n_top, heads per group, dk]``, from the turn's first token on,
+        or, if :func:`sums_queries`, to :attr:`dq`.
         """
         p = self.p
         sums = self.selected
@@ -230,10 +234,13 @@ class HopperBackward:
         maps += [tensor_map(x, rows=64) for x in (k_sel, v_sel)]
         maps.append(tensor_map(self.dq if part_dq is None else part_dq.view(1, -1, p.hpg, p.dims.dk), heads=p.hpg))
         all_maps, at = _MAPS[1].from_buffer_copy(b"".join(maps)), pointers(self._by_token.unbind(), index, sums)
-        sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles)
+        n_parts = 0 if part_dq is None else part_dq.shape[1]
 
-        def run(first: int, count: int) -> tuple[Tensor, Tensor]:
-            given = _GatherArguments(all_maps, *at, (*sizes, first, first + count), p.scale2)
+        def run(first: int, count: int, turn: tuple[int, int]) -> tuple[Tensor, Tensor]:
+            list_from, list_end = (ceil_div(t, p.span) * p.n_blocks for t in turn)
+            sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, list_from, list_end)
+            sizes += (first, first + count, n_parts, turn[0] * p.n_top)
+            given = _GatherArguments(all_maps, *at, sizes, p.scale2)
             launch(_GATHER, *_gather_constants(p), min(p.max_tiles * count, p.n_processors), given, k_sel.device)
             return sums
 

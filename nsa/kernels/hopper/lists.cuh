@@ -1,5 +1,7 @@
 // What the kernels that gather share; they name it after their `Arguments`.
 //
+// A launch takes lists `list_from .. list_end` of each pair of batch and group.
+//
 // Constants: TT (pairs of a work tile), TOKENS (that are taken at a time), HPG, NTOP.
 
 // A work tile, and the next one of this block of threads.
@@ -9,17 +11,20 @@ struct Work {
 
     DEVICE Work(const Arguments &a) : bg(a.bg), tile(blockIdx.x) {}
     DEVICE bool find(const Arguments &a) {
+        int from = 0;
         for (; bg < a.bg_end; bg++) {
-            const int there = a.tile_offsets[bg * (a.lists + 1) + a.lists];
+            const int *of_list = a.tile_offsets + bg * (a.lists + 1);
+            from = of_list[a.list_from];
+            const int there = of_list[a.list_end] - from;
             if (tile < there) break;
             tile -= there;
         }
         if (bg == a.bg_end) return false;
         b = bg / a.G;
         g = bg % a.G;
-        const int list = a.tile_block[bg * a.max_tiles + tile], at = bg * (a.lists + 1) + list;
+        const int list = a.tile_block[bg * a.max_tiles + from + tile], at = bg * (a.lists + 1) + list;
         block = list % a.blocks;
-        first = a.offsets[at] + (tile - a.tile_offsets[at]) * TT;
+        first = a.offsets[at] + (from + tile - a.tile_offsets[at]) * TT;
         end = min(first + TT, a.offsets[at + 1]);
         steps = (end - first + TOKENS - 1) / TOKENS;
         pairs = a.pairs + (long long)bg * a.n_pairs;

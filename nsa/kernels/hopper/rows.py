@@ -50,38 +50,41 @@ def rows_kernel(
         _store_rows(by_token + at, n_by_token, lse_sel, gates, delta, at, ok, ok, 1)
 
 
-@triton.jit(do_not_specialize=["bg0", "S", "NB", "NL", "MAX_TILES"])
+@triton.jit(do_not_specialize=["bg0", "S", "first", "end", "n_parts", "NB", "NL", "MAX_TILES"])
 def finish_kernel(
-    sums, parts, tile_offsets, out, bg0, S, NB, NL, MAX_TILES, scale,
+    sums, parts, tile_offsets, out, bg0, S, first, end, n_parts, NB, NL, MAX_TILES, scale,
     H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, NTOP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """``out [B, S, H, DIM]`` from sums ``[n, S, HPG, DIM]`` float32 times ``scale``, for ``n`` (batch, group) pairs
-    from ``bg0`` on. ``PARTS``: keys, ``HPG`` is 1, and partial sums by work tile ``[n, MAX_TILES, STEP, DIM]`` come on
-    top, of which a block of ``STEP`` keys has those of its ``NL / NB`` lists. ``NTOP``: queries, and partial results
-    ``[n, S, NTOP, HPG, DIM]`` of their scored blocks of ``STEP`` keys come on top. Grid (rows / STEP, n,
-    DIM / COLUMNS), ``COLUMNS`` a power of two."""
+    from ``bg0`` on and tokens ``first .. end``.
+
+    ``PARTS``: keys, ``HPG`` is 1, and partial sums by work tile ``[n, MAX_TILES, STEP, DIM]`` come on top, of which a
+    block of ``STEP`` keys has those of its ``NL / NB`` lists. ``NTOP``: queries, and partial results of their scored
+    blocks of ``STEP`` keys come on top, ``[NTOP, HPG, DIM]`` for each token from ``first`` on, ``n_parts`` of
+    ``[HPG, DIM]`` for each pair. Grid (rows / STEP, n, DIM / COLUMNS), ``COLUMNS`` a power of two.
+    """
     block = tl.program_id(0)
     slab = tl.program_id(1).to(tl.int64)
     bg = bg0 + tl.program_id(1)
     b = (bg // G).to(tl.int64)
     g = bg % G
     i = tl.arange(0, ROWS)
-    row = block * STEP + i
-    ok = ((i < STEP) & (row < S * HPG))[:, None]
+    row = first * HPG + block * STEP + i
+    ok = ((i < STEP) & (row < end * HPG))[:, None]
     c = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     x = tl.load(sums + (slab * S * HPG + row)[:, None] * DIM + c, mask=ok, other=0.0)
     if PARTS:
         for at_list in range(block, NL, NB):
-            first = tl.load(tile_offsets + bg * (NL + 1) + at_list)
-            last = tl.load(tile_offsets + bg * (NL + 1) + at_list + 1)
-            for work in range(first, last):
+            begin = tl.load(tile_offsets + bg * (NL + 1) + at_list)
+            until = tl.load(tile_offsets + bg * (NL + 1) + at_list + 1)
+            for work in range(begin, until):
                 x += tl.load(parts + ((slab * MAX_TILES + work) * STEP + i)[:, None] * DIM + c, mask=ok, other=0.0)
     t = row // HPG
     for slot in tl.static_range(NTOP):
         # All blocks compete but the first, a token's own and the one before it.
         found = ok & (slot < t // STEP - 2)[:, None]
-        at = ((slab * S + t) * NTOP + slot) * HPG + row % HPG
+        at = (slab * n_parts + (t - first) * NTOP + slot) * HPG + row % HPG
         x += tl.load(parts + at[:, None] * DIM + c, mask=found, other=0.0).to(tl.float32)
     to = (b * S + t) * H + g * HPG + row % HPG
     tl.store(out + to[:, None] * DIM + c, (x * scale).to(out.dtype.element_ty), mask=ok)

@@ -73,10 +73,10 @@ def gather_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
     shift, delta = (tensors.at[p].view(q.shape[:3]) for p in given.rows)
     pairs, offsets, tile_offsets, tile_block = (tensors.at[p] for p in given.index)
     dk, dv = (tensors.at[p] for p in given.sums)
-    _, _, G, blocks, lists, n_pairs, _, first, end = given.sizes
+    _, _, G, blocks, _, _, _, list_from, list_end, first, end, n_parts, pair_from = given.sizes
     for bg in range(first, end):
         b, heads = bg // G, slice(bg % G * of["HPG"], (bg % G + 1) * of["HPG"])
-        for tile in range(int(tile_offsets[bg, lists])):
+        for tile in range(int(tile_offsets[bg, list_from]), int(tile_offsets[bg, list_end])):
             at = int(tile_block[bg, tile])
             begin = int(offsets[bg, at]) + (tile - int(tile_offsets[bg, at])) * of["TT"]
             keys = slice(at % blocks * of["LS"], (at % blocks + 1) * of["LS"])
@@ -85,7 +85,8 @@ def gather_backward(tensors: Tensors, given: Any, of: dict[str, int]) -> None:
                 rows = (q[b, t, heads], do[b, t, heads], k[b, keys, bg % G], v[b, keys, bg % G])
                 a, c, e = gradients(*rows, shift[b, t, heads], delta[b, t, heads], None, given.scale2)
                 if of["PARTS"]:
-                    dq[0, (bg - first) * n_pairs + pair] = a
+                    assert pair_from <= pair < pair_from + n_parts
+                    dq[0, (bg - first) * n_parts + pair - pair_from] = a
                 else:
                     dq[bg - first, t] += a
                 dk[bg - first, keys] += c
@@ -126,12 +127,18 @@ KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
     ids=["window", "window by Triton", "window, keys in two parts", "keys in two parts"],
 )
 @pytest.mark.parametrize(
-    ("parts", "gathers", "scratch"),
-    [(True, True, 4 << 30), (True, True, 1), (False, True, 1), (True, False, 1)],
-    ids=["partial results", "pair by pair", "sums", "Triton gathers pair by pair"],
+    ("parts", "gathers", "scratch", "turns"),
+    [
+        (True, True, 4 << 30, 1),
+        (True, True, 4 << 30, 3),
+        (True, True, 1, 2),
+        (False, True, 1, 3),
+        (True, False, 1, 3),
+    ],
+    ids=["partial results", "span by span", "pair by pair", "sums", "Triton gathers pair by pair"],
 )
 def test_gradients_equal_those_of_tritons_kernels(
-    parts: bool, gathers: bool, scratch: int, windows: bool, dk: int, monkeypatch: pytest.MonkeyPatch
+    parts: bool, gathers: bool, scratch: int, turns: int, windows: bool, dk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gen = torch.Generator().manual_seed(0)
     B, S, H, G, dim = 2, 40, 4, 2, 16
@@ -161,7 +168,13 @@ def test_gradients_equal_those_of_tritons_kernels(
         monkeypatch.setattr(module, "pointers", tensors.pointers)
         monkeypatch.setattr(module, "launch", run)
     monkeypatch.setattr(problem, "_SCRATCH_BYTES", scratch)
+    # Spans of 16 of the 40 tokens, and room for the partial results of one or two.
+    monkeypatch.setattr(problem, "gathers_by_wgmma", lambda *_: gathers)
+    monkeypatch.setattr(problem, "choose_span", lambda *_: 16)
+    pairs = 1 if scratch == 1 else B * G
+    monkeypatch.setattr(problem, "_TURN_BYTES", {1: 1 << 30, 2: 2, 3: 1}[turns] * pairs * 16 * 2 * (H // G) * dk * 4)
     for a, b in zip(found(), wanted, strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm()
-    turns = B * G if scratch == 1 and (parts or not gathers) else 1
-    assert ran == ["dense_backward", *["gather_backward"] * gathers, *["window_backward"] * windows] * turns
+    runs = B * G if scratch == 1 and (parts or not gathers) else 1
+    gathered = ["gather_backward"] * (turns if parts and windows else 1) * gathers
+    assert ran == ["dense_backward", *["window_backward"] * windows, *gathered] * runs
