@@ -30,7 +30,7 @@ SHAPES = {name: shape for name, shape in LARGE.items() if name not in BATCH} | {
 
 
 def by_triton() -> AbstractContextManager[object]:
-    """Triton's kernels in the place of Hopper's own, as they run by default."""
+    """Triton's kernels in the place of Hopper's own."""
     return mock.patch.dict(os.environ, {"HOPPER_KERNELS": "0"})
 
 
@@ -66,7 +66,6 @@ def main() -> int:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     names = parser.parse_args().shapes.split(",")
     need_gpu("kernels_beside")
-    os.environ["HOPPER_KERNELS"] = "1"
     warm([Shape(*SHAPES[name]) for name in names])
     print(torch.cuda.get_device_name(), torch.__version__, ceilings(), flush=True)
     for name in names:

@@ -20,7 +20,7 @@ __all__ = [
     "choose_tiles",
     "gathered_rows",
     "gathers_by_wgmma",
-    "hopper_asked",
+    "hopper_allowed",
     "interpreting",
     "next_power_of_2",
     "split_head_dim",
@@ -44,12 +44,9 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def hopper_asked() -> bool:
-    """Whether the kernels of :mod:`nsa.kernels.hopper` may run (``HOPPER_KERNELS=1``).
-
-    They wait to be asked until the whole list of GPU tests has run with them (docs/adr/0064).
-    """
-    return os.environ.get("HOPPER_KERNELS", "0") == "1"
+def hopper_allowed() -> bool:
+    """Whether the kernels of :mod:`nsa.kernels.hopper` may run; ``HOPPER_KERNELS=0`` leaves all work to Triton's."""
+    return os.environ.get("HOPPER_KERNELS", "1") != "0"
 
 
 @dataclass(frozen=True)

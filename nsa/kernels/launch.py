@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nsa.attention.spans import span
 from nsa.kernels.compress import compress_kernel
-from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
+from nsa.kernels.config import FUSED, Tile, hopper_allowed, next_power_of_2
 from nsa.kernels.forward import combine_kernel, compressed_kernel
 from nsa.kernels.hopper import combine as hopper_combine
 from nsa.kernels.hopper import forward as hopper_forward
@@ -223,7 +223,7 @@ def forward(
     Without ``save`` the branch results of selection and window are empty: only the output and the selection count.
     """
     with span("nsa.cmp"):
-        by_wgmma = hopper_asked() and hopper_forward.why_no_forward(q, kc, vc, p) is None
+        by_wgmma = hopper_allowed() and hopper_forward.why_no_forward(q, kc, vc, p) is None
         o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
     with span("nsa.sel.ranges_v2"):
         index = _index(*_select(q, kc, lse_cmp, p, by_wgmma=by_wgmma), p) if p.n_top else _empty_index(q, p)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa.attention.spans import span
 from nsa.kernels.backward import delta_kernel, dkv_kernel, dq_kernel
 from nsa.kernels.compress import spread_kernel
-from nsa.kernels.config import FUSED, Tile, hopper_asked, next_power_of_2
+from nsa.kernels.config import FUSED, Tile, hopper_allowed, next_power_of_2
 from nsa.kernels.hopper import (
     HopperBackward,
     Run,
@@ -118,7 +118,7 @@ class _Parts:
     ) -> None:  # fmt: skip
         self.p, self.do, self.streams, self.gates, self.delta, self.saved = p, do, streams, gates, delta, saved
         q, kc, vc, k_sel, v_sel = streams[:5]
-        by_wgmma = hopper_asked() and why_no_wgmma(q, kc, vc, do, p) is None
+        by_wgmma = hopper_allowed() and why_no_wgmma(q, kc, vc, do, p) is None
         # Before there is room for partial results of the queries: its own are gone then.
         self._keys = None if by_wgmma else _compressed_dkv(
             q, kc, vc, (do, saved.lse_cmp, gates, delta), p, per_token=per_token
@@ -201,11 +201,12 @@ class _Parts:
                     slots=self.part_dq,
                 )  # fmt: skip
         parts = self._tile_parts if self._gather is None else None
-        for i, sums in enumerate((*self.fused.selected, *self.fused.in_window)):
-            _finish(
-                sums, keys[i], p, first=first, count=count, scale=1.0 if i % 2 else p.scale,
-                parts=parts[i] if parts is not None and i < 2 else None, tile_offsets=self.saved.index.tile_offsets,
-            )  # fmt: skip
+        with span("nsa.win.backward"):
+            for i, sums in enumerate((*self.fused.selected, *self.fused.in_window)):
+                _finish(
+                    sums, keys[i], p, first=first, count=count, scale=1.0 if i % 2 else p.scale,
+                    parts=parts[i] if parts is not None and i < 2 else None, tile_offsets=self.saved.index.tile_offsets,
+                )  # fmt: skip
 
     def compressed_keys(self, *, per_token: bool) -> tuple[Tensor, Tensor]:
         """Gradients of the compressed keys and values, after all pairs."""

@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from nsa.kernels import launch, launch_backward, nvrtc, step
-from nsa.kernels.config import Tiles, choose_tiles, hopper_asked, split_head_dim
+from nsa.kernels.config import Tiles, choose_tiles, hopper_allowed, split_head_dim
 from nsa.kernels.decode_plan import Plan
 from nsa.kernels.hopper import launch as hopper
 from nsa.kernels.hopper import window as hopper_window
@@ -135,7 +135,7 @@ def _problem(shape: Shape, tiles: Tiles | None) -> tuple[Problem, torch.Tensor, 
 def hopper_sources(shape: Shape) -> list[tuple[str, Constants]]:
     """Sources, with their constants, of the kernels of :mod:`nsa.kernels.hopper` that a problem takes, if they are
     asked for and can be compiled."""
-    if shape.capability != 90 or not hopper_asked() or nvrtc.missing():
+    if shape.capability != 90 or not hopper_allowed() or nvrtc.missing():
         return []
     p = _problem(shape, None)[0]
     forward = list(forward_sources(p))

@@ -18,7 +18,7 @@ from nsa.kernels.config import (
     choose_span,
     choose_tiles,
     gathers_by_wgmma,
-    hopper_asked,
+    hopper_allowed,
     interpreting,
     next_power_of_2,
 )
@@ -106,7 +106,7 @@ class Problem:
         tiles = choose_tiles(dims, itemsize=q.element_size(), hopper=of >= (9, 0), interpret=interpreting())
         by_span = of == (9, 0) and not deterministic and not (cuda and nvrtc.missing())
         # Triton's kernels keep partial sums for each list: with a list for each span these take gigabytes more.
-        by_span = by_span and gathers_by_wgmma(dims, H // G, sizes[2], q.element_size()) and hopper_asked()
+        by_span = by_span and gathers_by_wgmma(dims, H // G, sizes[2], q.element_size()) and hopper_allowed()
         span = min(choose_span(dims, H // G, q.element_size()), S) if by_span else S
         return cls(B, S, H, G, dims, *sizes, scale, q.dtype, tiles, n_processors(q.device), deterministic, span)
 

@@ -89,6 +89,7 @@ def test_one_pass_launches_every_kernel() -> None:
         "compress_kernel", "compressed_kernel", "select_kernel", "offsets_kernel", "tile_map_kernel", "scatter_kernel",
         "combine_kernel", "gather_kernel", "delta_kernel", "dkv_kernel[0]", "dkv_kernel[1]",
         "dkv_kernel[3]", "dkv_kernel[4]", "spread_kernel", "gather_backward_kernel", "dq_kernel",
+        "rows_kernel", "finish_kernel",
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.attention.spans import set_spans
 from nsa.attention.stats import collect_stats
 from nsa.config import Config, replace_flat
-from nsa.kernels.config import hopper_asked
+from nsa.kernels.config import hopper_allowed
 from nsa.model import LanguageModel
 from tests.nsa.conftest import Beats, Rows
 from tests.nsa.steps import has_rows
@@ -171,9 +171,8 @@ def test_the_audit_names_the_kernels_of_every_branch(tmp_path: Path, extra: list
     entries = json.loads((tmp_path / "sdpa_audit.json").read_text())["layers"]
     audit = {(e["layer"], e["branch"], e["direction"]): e for e in entries}
     for layer, direction, branch in itertools.product((0, 1), ("forward", "backward"), ("cmp", "sel", "win")):
-        assert audit[layer, branch, direction]["backend"] in {"triton", "hopper"}, sorted(audit)
-    assert hopper_asked() or all(e["backend"] != "hopper" for e in entries)
-    for layer in () if hopper_asked() else (0, 1):
+        assert audit[layer, branch, direction]["backend"] == "triton", sorted(audit)
+    for layer in () if hopper_allowed() else (0, 1):
         assert "compressed_kernel" in audit[layer, "cmp", "forward"]["kernels"]
         assert "gather_kernel" in audit[layer, "sel", "forward"]["kernels"]
         assert "select_kernel" in audit[layer, "select", "forward"]["kernels"]
@@ -190,8 +189,7 @@ def test_the_trace_has_a_range_for_every_branch(tmp_path: Path, extra: list[str]
     for name in ("nsa.compress", "nsa.cmp", "nsa.sel", "nsa.sel.ranges_v2", "nsa.win"):
         assert seen[name]["count"] >= 2 * 2  # steps × layers
     assert seen["nsa.sel.ranges_v2"]["count"] == 2 * 2
-    ranges = {"nsa.cmp.backward", "nsa.sel.backward", "nsa.win.backward"}
-    assert ranges | (set() if hopper_asked() else {"nsa.query.backward"}) <= set(seen)
+    assert {"nsa.cmp.backward", "nsa.sel.backward", "nsa.win.backward", "nsa.query.backward"} <= set(seen)
     assert 0 < summary["gpu_busy_share"] <= 1
     assert summary["host_bound_share"] == pytest.approx(1 - summary["gpu_busy_share"], abs=1e-3)
     kernels = {k["name"] for k in summary["top_kernels"]}

@@ -119,7 +119,7 @@ def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(
     assert start() == [1, "hash"], "rank 0 compiles"
     monkeypatch.delenv("LOCAL_RANK")
     gpus[:] = [90]
-    monkeypatch.setenv("HOPPER_KERNELS", "1")
+    monkeypatch.setenv("HOPPER_KERNELS", "0")
     assert start() == ["compiles"], "other kernels"
     for mark in tmp_path.iterdir():
         mark.unlink()
@@ -135,7 +135,7 @@ def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(
         ({"H": 8, "G": 8}, {"dense_forward", "dense_backward", "window_backward"}),
     ],
 )
-def test_hoppers_kernels_are_compiled_beside_the_start_where_they_are_asked_for(
+def test_hoppers_kernels_are_compiled_beside_the_start_where_they_run(
     changes: dict[str, int], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nsa.kernels.hopper.program import source
@@ -143,8 +143,6 @@ def test_hoppers_kernels_are_compiled_beside_the_start_where_they_are_asked_for(
 
     shape = Shape(**{"S": 2048, "H": 12, "G": 2, "Dk": 64, "Dv": 64} | changes)
     monkeypatch.setattr("nsa.kernels.nvrtc.missing", lambda: None)
-    assert hopper_sources(shape) == []
-    monkeypatch.setenv("HOPPER_KERNELS", "1")
     found = dict(hopper_sources(shape))
     assert expected <= found.keys()
     assert ("combine" in found) == (shape.Dk >= 128)
@@ -153,6 +151,8 @@ def test_hoppers_kernels_are_compiled_beside_the_start_where_they_are_asked_for(
         assert f" {name}(const __grid_constant__ Arguments a)" in text
         assert all(f"#define {key} {value}\n" in text for key, value in constants)
     assert hopper_sources(replace(shape, capability=80)) == []
+    monkeypatch.setenv("HOPPER_KERNELS", "0")
+    assert hopper_sources(shape) == []
 
 
 def test_a_kernel_that_does_not_compile_is_said_and_left_to_its_launch(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
 
 
 @pytest.fixture(autouse=True)
-def _asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOPPER_KERNELS", "1")
+def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOPPER_KERNELS", raising=False)
 
 
 CASES = {
@@ -57,8 +57,12 @@ def inputs(request: pytest.FixtureRequest) -> tuple[list[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("window", [True, False], ids=["window", "window by Triton"])
-@pytest.mark.parametrize(("span", "scratch"), [(256, 4 << 30), (10**6, 4 << 30), (512, 1 << 22)])
-def test_gradients_equal_tritons(inputs: tuple[list[Tensor], Tensor], span: int, scratch: int, window: bool) -> None:
+@pytest.mark.parametrize(
+    ("span", "scratch", "turn"), [(256, 4 << 30, 1 << 24), (10**6, 4 << 30, 1 << 30), (512, 1 << 22, 1)]
+)
+def test_gradients_equal_tritons(
+    inputs: tuple[list[Tensor], Tensor], span: int, scratch: int, turn: int, window: bool
+) -> None:
     x, do = inputs
     with mock.patch.object(launch_backward, "why_no_wgmma", return_value="off"):
         wanted = gradients(x, do)
@@ -76,6 +80,7 @@ def test_gradients_equal_tritons(inputs: tuple[list[Tensor], Tensor], span: int,
     with (
         mock.patch.object(problem, "choose_span", return_value=span),
         mock.patch.object(problem, "_SCRATCH_BYTES", scratch),
+        mock.patch.object(problem, "_TURN_BYTES", turn),
         mock.patch.object(launch_backward, "why_no_wgmma", ask),
         mock.patch.object(launch_backward, "why_no_window", ask_window),
     ):

@@ -157,7 +157,6 @@ def test_gradients_equal_those_of_tritons_kernels(
         ran.append(name)
         KERNELS[name](tensors, given, dict(constants) | {"LS": SIZES["l_sel"]})
 
-    monkeypatch.setenv("HOPPER_KERNELS", "1")
     monkeypatch.setattr(launch_backward, "why_no_wgmma", lambda *_: None)
     monkeypatch.setattr(launch_backward, "why_no_gather", lambda *_: None if gathers else "off")
     monkeypatch.setattr(launch_backward, "why_no_window", lambda *_, **__: None if windows else "off")
