@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import sys
 import time
@@ -26,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.attention_gpu import limit_ms, median_ms, table
 from benchmarks.kernels_beside import SHAPES
@@ -36,7 +38,10 @@ from nsa.kernels.precompile import Shape, warm
 
 L, D, BLOCK, TOP, WINDOW = SIZES
 SPARSE_BOUND, DENSE_BOUND = 0.1, 1e-2
-_UNFIT = (ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError)
+_UNFIT = (
+    ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError,
+    OutOfResources,
+)  # fmt: skip
 """What a peer may end with that is not there, or not made for the shape or the versions at hand."""
 
 
@@ -100,7 +105,11 @@ def dense_fa4(x: Inputs) -> Callable[[], Tensor]:
 
 
 def flash_nsa(x: Inputs) -> Callable[[], Tensor]:
-    peer = importlib.import_module("flash_nsa")
+    peer, layer = importlib.import_module("flash_nsa"), importlib.import_module("flash_nsa.modules.hf_level_nsa")
+    if not any(importlib.util.find_spec(name) for name in ("flash_attn_interface", "flash_attn_2_cuda")):
+        # It takes its window from FlashAttention, and has none of its own where that is missing.
+        window = _window()
+        layer.swa_varlen_func = lambda q, k, v, _scale: window(q[None], k[None], v[None])[0]  # type: ignore[attr-defined]
     S, H, G = x.q.shape[1], x.q.shape[2], x.k.shape[2]
     config = peer.NSAConfig(
         num_heads=H, num_kv_heads=G, head_dim=x.q.shape[3], v_head_dim=x.v.shape[3], kernel_size=L, stride=D,

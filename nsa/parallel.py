@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nsa.compiler import without_compiler
 from nsa.config import DdpConfig, SetupError
 from nsa.interrupt import EXIT_CODE
 from nsa.telemetry.files import write_json
@@ -236,14 +237,15 @@ def wrap_ddp(model: nn.Module, config: DdpConfig, world: World, hook: ReduceHook
     """The model under DDP with `hook` as its reduction; unchanged where it is sharded, or there is no process group."""
     if world.backend is None or config.parallel == "fsdp":
         return model
-    ddp = DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.on_cuda else None,
-        bucket_cap_mb=config.ddp_bucket_mb,
-        find_unused_parameters=config.ddp_find_unused,
-        static_graph=config.ddp_static_graph,
-        gradient_as_bucket_view=True,
-    )
+    with without_compiler():
+        ddp = DistributedDataParallel(
+            model,
+            device_ids=[world.device.index] if world.on_cuda else None,
+            bucket_cap_mb=config.ddp_bucket_mb,
+            find_unused_parameters=config.ddp_find_unused,
+            static_graph=config.ddp_static_graph,
+            gradient_as_bucket_view=True,
+        )
     # DDP inspects the hook's annotations as objects, and postponed ones are strings: give it a bare function.
     ddp.register_comm_hook(None, lambda state, bucket: hook(bucket))
     return ddp

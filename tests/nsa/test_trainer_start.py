@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -98,14 +99,42 @@ def test_a_folder_with_another_runs_rows_is_refused(tmp_path: Path, train: Train
     assert (tmp_path / "training.csv").read_bytes() == before
 
 
-def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny: list[str]) -> None:
-    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it."""
+@pytest.mark.parametrize("ddp", [False, True], ids=["one process", "DDP"])
+def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny: list[str], ddp: bool) -> None:
+    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it, and DDP."""
     script = (
         "import sys; from nsa.train import main; sys.exit(main(sys.argv[1:]) or 10 * ('torch._dynamo' in sys.modules))"
     )
     settings = ["--out", str(tmp_path), "--steps", "2", "--save-final"]
-    done = subprocess.run([sys.executable, "-c", script, *tiny, *settings], timeout=120, check=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if ddp else {}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *tiny, *settings], env=os.environ | world, timeout=120, check=False
+    )
     assert done.returncode == 0
+    assert json.loads((tmp_path / "env.json").read_text())["world_size"] == 1
+
+
+def test_ddp_without_the_compiler_is_ddp(tmp_path: Path) -> None:
+    """What is asked of the compiler beside the mode imports it; what was made before that trains as ever."""
+    script = f"""
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from nsa.compiler import without_compiler
+dist.init_process_group("gloo", init_method="file://{tmp_path / "store"}", rank=0, world_size=1)
+with without_compiler():
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+ddp(torch.ones(1, 2)).sum().backward()
+assert ddp.module.weight.grad is not None and "torch._dynamo" not in sys.modules
+with without_compiler():
+    assert torch._dynamo.is_compiling() is False
+assert torch._dynamo is sys.modules["torch._dynamo"]
+with without_compiler():
+    assert torch._dynamo is sys.modules["torch._dynamo"]
+DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_ranks_that_do_not_find_each_other_are_said(
