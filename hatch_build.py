@@ -15,6 +15,7 @@ PROBE = (
     "argument_types.py",
     "burnin.py",
     "collectives.py",
+    "compiler.py",
     "config.py",
     "interrupt.py",
     "nccl_log.py",

@@ -224,7 +224,8 @@ def _compile_all(shape: Shape) -> None:
     if capability is None or capability < 80:
         return
     shape = replace(shape, capability=capability)
-    launches, sources = record(shape), hopper_sources(shape)
+    sources = hopper_sources(shape)
+    launches = record(shape, fallback=not sources)
     # The same kernel with the same constants may be launched in several places.
     distinct = {repr(_constants(one)): one for one in launches}
     # Those with the most arguments take longest: first, so that none is left alone at the end.

@@ -27,10 +27,10 @@ from triton.runtime.jit import JITFunction
 from nsa.kernels import launch, launch_backward, nvrtc, step
 from nsa.kernels.config import Tiles, choose_tiles, hopper_allowed, split_head_dim
 from nsa.kernels.decode_plan import Plan
+from nsa.kernels.hopper import combine as hopper_combine
+from nsa.kernels.hopper import forward as hopper_forward
 from nsa.kernels.hopper import launch as hopper
 from nsa.kernels.hopper import window as hopper_window
-from nsa.kernels.hopper.combine import combine_sources
-from nsa.kernels.hopper.forward import forward_sources
 from nsa.kernels.hopper.program import Constants
 from nsa.kernels.problem import Problem
 
@@ -99,18 +99,33 @@ def _recorder(into: list[Launch]) -> Iterator[None]:
         yield
 
 
+# Functions, for a mock would keep the tensors that it is called with.
+def _launches_nothing(*_: object, **__: object) -> None:
+    pass
+
+
+def _maps_nothing(*_: object, **__: object) -> bytes:
+    return bytes(128)
+
+
 @contextlib.contextmanager
 def _beside_hopper(p: Problem) -> Iterator[None]:
     """Launches of Triton's kernels beside those of :mod:`nsa.kernels.hopper`, which are left out."""
-    with (
-        mock.patch.object(launch_backward, "why_no_wgmma", return_value=None),
-        mock.patch.object(launch_backward, "why_no_gather", return_value=hopper.gather_served(p)),
-        mock.patch.object(launch_backward, "why_no_window", return_value=hopper_window.window_served(p)),
-        mock.patch.object(hopper, "launch"),
-        mock.patch.object(hopper, "tensor_map", return_value=bytes(128)),
-        mock.patch.object(hopper_window, "launch"),
-        mock.patch.object(hopper_window, "tensor_map", return_value=bytes(128)),
-    ):
+    reasons = {
+        (launch_backward, "why_no_wgmma"): hopper.dense_served(p),
+        (launch_backward, "why_no_gather"): hopper.gather_served(p),
+        (launch_backward, "why_no_window"): hopper_window.window_served(p),
+        (hopper_forward, "why_no_forward"): hopper_forward.forward_served(p),
+        (hopper_forward, "why_no_select"): hopper_forward.select_served(p),
+        (hopper_forward, "why_no_attend"): hopper_forward.attend_served(p),
+        (hopper_combine, "why_no_combine"): hopper_combine.combine_served(p),
+    }
+    with contextlib.ExitStack() as patches:
+        for (module, name), reason in reasons.items():
+            patches.enter_context(mock.patch.object(module, name, return_value=reason))
+        for module in (hopper, hopper_window, hopper_forward, hopper_combine):
+            patches.enter_context(mock.patch.object(module, "launch", _launches_nothing))
+            patches.enter_context(mock.patch.object(module, "tensor_map", _maps_nothing))
         yield
 
 
@@ -138,24 +153,33 @@ def hopper_sources(shape: Shape) -> list[tuple[str, Constants]]:
     if shape.capability != 90 or not hopper_allowed() or nvrtc.missing():
         return []
     p = _problem(shape, None)[0]
-    forward = list(forward_sources(p))
-    return [*forward, *(combine_sources(p) if forward else ()), *hopper.backward_sources(p)]
+    forward = list(hopper_forward.forward_sources(p))
+    return [*forward, *(hopper_combine.combine_sources(p) if forward else ()), *hopper.backward_sources(p)]
 
 
-def record(shape: Shape, *, tiles: Tiles | None = None) -> list[Launch]:
-    """All launches of a forward pass, and of a forward and backward pass; ``tiles`` overrides the table."""
+def record(shape: Shape, *, tiles: Tiles | None = None, fallback: bool = True) -> list[Launch]:
+    """All launches of a forward pass, and of a forward and backward pass; ``tiles`` overrides the table.
+
+    Where Hopper's kernels serve the problem these are the launches beside them and, with ``fallback``, those without.
+    """
     p, q, k, v = _problem(shape, tiles)
     gates = torch.empty(*q.shape[:3], 3, dtype=torch.float32, device="meta")
     launches: list[Launch] = []
-    with _recorder(launches):
+
+    def passes() -> None:
         kc, vc = launch.compress(k[0], p), launch.compress(v[0], p)
         streams = (q, kc, vc, k[1], v[1], k[2], v[2])
         launch.forward(*streams, gates, p, save=False)
         o, saved = launch.forward(*streams, gates, p)
         launch_backward.backward(o, *streams, gates, saved, p, per_token=True)
-        if shape.capability == 90 and hopper.dense_served(p) is None:
+
+    served = shape.capability == 90 and hopper_allowed() and hopper.dense_served(p) is None
+    with _recorder(launches):
+        if fallback or not served:
+            passes()
+        if served:
             with _beside_hopper(p):
-                launch_backward.backward(o, *streams, gates, saved, p, per_token=True)
+                passes()
     return launches
 
 

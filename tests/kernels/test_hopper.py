@@ -21,7 +21,6 @@ from nsa.kernels.problem import Problem
 
 SHARED_LIMIT = 227 * 1024
 SERVED = [(16, 128, 128), (8, 128, 64), (6, 64, 64), (12, 64, 64), (32, 64, 64), (16, 192, 128)]
-UP_TO_128 = ("combine",)
 KERNELS = {
     "dense_backward": (launch._dense_constants, launch._DenseArguments),
     "gather_backward": (launch._gather_constants, launch._GatherArguments),
@@ -192,8 +191,6 @@ def laid_out(name: str, constants: program.Constants, tmp_path: Path) -> tuple[i
 def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, int], tmp_path: Path) -> None:
     assert shutil.which("g++"), "this test asks a host compiler: apt-get install g++ (`.ci/run` does it)"
     p = problem(*of)
-    if p.dims.dk > 128 and name in UP_TO_128:
-        return
     asked, given = KERNELS[name]
     constants, shared = asked(p)
     barriers, arguments = laid_out(name, constants, tmp_path)
@@ -224,8 +221,6 @@ def test_a_source_holds_all_that_is_compiled(name: str) -> None:
 def test_sources_compile_for_hopper(of: tuple[int, int, int]) -> None:
     p = problem(*of)
     for name, (asked, _) in KERNELS.items():
-        if p.dims.dk > 128 and name in UP_TO_128:
-            continue
         constants = asked(p)[0]
         text = program.source(name, constants)
         assert nvrtc.compile_cubin(text, ["--gpu-architecture=sm_90a", "--std=c++17"], name=name)
@@ -241,6 +236,13 @@ def test_tritons_kernels_beside_them_are_compiled_ahead(monkeypatch: pytest.Monk
     assert {bool(one.arguments["SUMS"]) for one in other if one.name == "dq_kernel"} == {False, True}
     older = record(Shape(8192, 64, 4, 128, 128, capability=80))
     assert not any(one.arguments.get("SUMS") for one in older)
+    small = Shape(2048, 12, 2, 64, 64)
+    beside = {one.name for one in record(small, fallback=False)}
+    assert {"gather_kernel", "combine_kernel", "finish_kernel"} < beside, "where Triton's are faster"
+    assert not beside & {"compressed_kernel", "select_kernel", "gather_backward_kernel", "dq_kernel", "dkv_kernel[0]"}
+    assert beside < {one.name for one in record(small)}
+    other = replace(small, capability=80)
+    assert len(record(other, fallback=False)) == len(record(other)), "nothing else runs there"
     monkeypatch.setenv("HOPPER_KERNELS", "0")
     plain = {one.name: one for one in record(Shape(8192, 64, 4, 128, 128))}
     assert plain["dq_kernel"].arguments["SUMS"] is False

@@ -36,19 +36,25 @@ import os, sys, time
 from pathlib import Path
 import torch
 from triton.runtime.jit import JITFunction
+import nsa.kernels.hopper.program as program
 import nsa.warmup as warmup
 from nsa.config import Config
+from nsa.kernels import nvrtc
+
+def note(name):
+    {act}
+    (Path(sys.argv[1]) / f"{{name}}-{{os.getpid()}}-{{time.time_ns()}}").touch()
 
 def compile(self, source, target, options):
     assert target.arch == 90
-    name = source.fn.__name__
-    {act}
-    (Path(sys.argv[1]) / f"{{name}}-{{os.getpid()}}-{{time.time_ns()}}").touch()
+    note(source.fn.__name__)
 
 def compiler_of(self):
     return lambda *args, **kwargs: compile(self, *args, **kwargs)
 
 JITFunction.compile = property(compiler_of, lambda self, value: None)  # Triton sets it anew for each kernel
+nvrtc.missing = lambda: {missing!r}
+program.compiled = lambda name, constants: note(name)
 warmup._capability = lambda: 90
 warmup._build_launcher = lambda compiled: None
 torch.version.cuda = "12.9"
@@ -59,19 +65,28 @@ print(waited_s > 0, said, warm_up.finish(say=said.append))
 """
 
 
-def run_script(folder: Path, act: str, **changes: Any) -> subprocess.Popen[str]:
+def run_script(
+    folder: Path, act: str, *, missing: str | None = "cuda_bindings", **changes: Any
+) -> subprocess.Popen[str]:
     # Not in the tests' own process: it has threads, and those do not go well with a fork.
-    command = [sys.executable, "-c", SCRIPT.format(act=act), str(folder)]
+    command = [sys.executable, "-c", SCRIPT.format(act=act, missing=missing), str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **changes)
 
 
-def test_every_kernel_of_a_run_is_compiled_before_its_first_step(tmp_path: Path) -> None:
-    out, _ = run_script(tmp_path, "pass").communicate(timeout=120)
+@pytest.mark.parametrize("missing", ["cuda_bindings", None], ids=["Triton's", "Hopper's own, and those beside them"])
+def test_every_kernel_of_a_run_is_compiled_before_its_first_step(
+    tmp_path: Path, missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _ = run_script(tmp_path, "pass", missing=missing).communicate(timeout=120)
     assert out == "True [] 0.0\n"
     compiled = {p.name.split("-")[0] for p in tmp_path.iterdir()}
-    from nsa.kernels.precompile import Shape, record
+    from nsa.kernels.precompile import Shape, hopper_sources, record
 
-    assert compiled == {one.kernel.__name__ for one in record(Shape(**kernel_shape(Config())))}
+    monkeypatch.setattr("nsa.kernels.nvrtc.missing", lambda: missing)
+    shape = Shape(**kernel_shape(Config()))
+    own = {name for name, _ in hopper_sources(shape)}
+    assert bool(own) == (missing is None)
+    assert compiled == own | {one.kernel.__name__ for one in record(shape, fallback=missing is not None)}
 
 
 def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(
