@@ -205,6 +205,7 @@ def ratios(row: dict[str, dict[str, Any]], limit: float) -> dict[str, float | No
 
 def measure(shape: tuple[int, ...], tflops: float) -> dict[str, Any]:
     """All peers over one shape."""
+    torch.compiler.reset()  # each shape compiles FlexAttention anew, and behind eight variants torch compiles no more
     x = Inputs.draw(shape)
     row: dict[str, Any] = {}
     for peers, bound in ((SPARSE, SPARSE_BOUND), (DENSE, DENSE_BOUND)):
