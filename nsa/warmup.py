@@ -180,7 +180,10 @@ def start_warm_up(config: Config) -> WarmUp:
     from nsa.kernels.precompile import Shape
 
     process = multiprocessing.get_context("fork").Process(
-        target=_compile_all, args=(Shape(**kernel_shape(config)),), name="nsa-warm-up"
+        target=_compile_all,
+        args=(Shape(**kernel_shape(config)),),
+        kwargs={"fallback": config.train.deterministic},
+        name="nsa-warm-up",
     )
     process.start()
     return WarmUp(process, mark)
@@ -212,8 +215,9 @@ _pending: list[Launch | tuple[str, Constants]] = []
 _target = 0
 
 
-def _compile_all(shape: Shape) -> None:
-    """In the child: record the launches, compile them in its own pool."""
+def _compile_all(shape: Shape, *, fallback: bool) -> None:
+    """In the child: record the launches, compile them in its own pool; with `fallback` also those that stand in for
+    Hopper's kernels, as in deterministic runs."""
     from dataclasses import replace
 
     from nsa.kernels.precompile import hopper_sources, record
@@ -225,7 +229,7 @@ def _compile_all(shape: Shape) -> None:
         return
     shape = replace(shape, capability=capability)
     sources = hopper_sources(shape)
-    launches = record(shape, fallback=not sources)
+    launches = record(shape, fallback=fallback or not sources)
     # The same kernel with the same constants may be launched in several places.
     distinct = {repr(_constants(one)): one for one in launches}
     # Those with the most arguments take longest: first, so that none is left alone at the end.
