@@ -8,6 +8,7 @@ everything that is written has been flushed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -22,5 +23,6 @@ def leave(code: int) -> NoReturn:
     """End this process with `code`, also where a loader's thread hangs. To be called last, from `__main__`."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):  # a pipe that nobody reads any more
+            stream.flush()
     os._exit(code)

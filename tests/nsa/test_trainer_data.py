@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -297,3 +300,19 @@ def test_empty_documents_are_none(tmp_path: Path) -> None:
     sources = open_sources(local(tmp_path, val_fraction=0.0), BYTES, seed=1)
     assert sources.info["documents"] == 2
     assert sources.train.batch([0]).tolist() == [[*b"one", BYTES.eos_id, *b"four", BYTES.eos_id]]
+
+
+def test_a_process_that_ends_at_once_writes_what_it_printed_and_keeps_its_code() -> None:
+    """Also where nobody reads any more; a thread that hangs or a library that is put away has no say."""
+    script = (
+        "import threading; from nsa.data.ending import leave; "
+        "threading.Thread(target=threading.Event().wait).start(); print('word'); leave(3)"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("word\n", "", 3)
+    read, write = os.pipe()
+    os.close(read)
+    unread = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(write)
+    assert (unread.stderr, unread.returncode) == (b"", 3)
