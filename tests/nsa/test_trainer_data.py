@@ -309,10 +309,11 @@ def test_a_process_that_ends_at_once_writes_what_it_printed_and_keeps_its_code()
         "threading.Thread(target=threading.Event().wait).start(); print('word'); leave(3)"
     )
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, env=buffered, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("word\n", "", 3)
     read, write = os.pipe()
     os.close(read)
-    unread = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    unread = subprocess.run(command, env=buffered, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(write)
     assert (unread.stderr, unread.returncode) == (b"", 3)
