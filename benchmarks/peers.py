@@ -37,9 +37,7 @@ from nsa.kernels import nsa_attention_triton
 from nsa.kernels.precompile import Shape, warm
 
 L, D, BLOCK, TOP, WINDOW = SIZES
-# Of random inputs the 13th and the 14th best block differ by 0.1 %, less than scores rounded to bfloat16 show: a peer
-# may attend to other blocks.
-SPARSE_BOUND, DENSE_BOUND = 0.25, 1e-2
+SPARSE_BOUND, DENSE_BOUND = 0.1, 1e-2
 _UNFIT = (
     ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError,
     OutOfResources,
