@@ -66,6 +66,7 @@ def main() -> int:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     names = parser.parse_args().shapes.split(",")
     need_gpu("kernels_beside")
+    os.environ.pop("HOPPER_KERNELS", None)  # or both ways would be Triton's
     warm([Shape(*SHAPES[name]) for name in names])
     print(torch.cuda.get_device_name(), torch.__version__, ceilings(), flush=True)
     for name in names:

@@ -216,8 +216,8 @@ _target = 0
 
 
 def _compile_all(shape: Shape, *, fallback: bool) -> None:
-    """In the child: record the launches, compile them in its own pool; with `fallback` also those that stand in for
-    Hopper's kernels, as in deterministic runs."""
+    """In the child: record the launches, compile them in its own pool; with `fallback` also those that run where
+    Hopper's kernels do not, as in deterministic runs."""
     from dataclasses import replace
 
     from nsa.kernels.precompile import hopper_sources, record

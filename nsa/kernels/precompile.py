@@ -148,8 +148,8 @@ def _problem(shape: Shape, tiles: Tiles | None) -> tuple[Problem, torch.Tensor, 
 
 
 def hopper_sources(shape: Shape) -> list[tuple[str, Constants]]:
-    """Sources, with their constants, of the kernels of :mod:`nsa.kernels.hopper` that a problem takes, if they are
-    asked for and can be compiled."""
+    """Sources, with their constants, of the kernels of :mod:`nsa.kernels.hopper` that a problem takes, if they may
+    run and can be compiled."""
     if shape.capability != 90 or not hopper_allowed() or nvrtc.missing():
         return []
     p = _problem(shape, None)[0]

@@ -76,9 +76,20 @@ def peak_gib(S: int, H: int, G: int, dk: int, dv: int, *, by_hopper: bool) -> fl
         ((65536, 32, 8, 128, 128), 9.5, 7.3),
         ((65536, 12, 2, 64, 64), 2.4, 2.0),
         ((8192, 64, 4, 128, 128), 2.8, 2.5),
+        ((8192, 32, 8, 128, 128), 1.75, 1.75),
         ((32768, 16, 16, 128, 128), 6.3, 5.1),
+        ((131072, 32, 8, 128, 128), 14.7, 11.8),
     ],
-    ids=["wide 64k", "paper 64k", "small groups 64k", "125M 64k", "wide 8k", "group of one 32k"],
+    ids=[
+        "wide 64k",
+        "paper 64k",
+        "small groups 64k",
+        "125M 64k",
+        "wide 8k",
+        "small groups 8k",
+        "group of one 32k",
+        "small groups 128k",
+    ],
 )
 def test_peak_memory_in_gib_stays_where_it_is(
     of: tuple[int, int, int, int, int], by_triton: float, by_hopper: float, monkeypatch: pytest.MonkeyPatch
