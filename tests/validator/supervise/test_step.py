@@ -54,7 +54,11 @@ def folders(out: Path) -> tuple[Path, ...]:
 
 
 SAY = "import sys, pathlib; pathlib.Path(sys.argv[4], 'said').write_text(' '.join(sys.argv[1:4]))"
-PID = "import os, sys, pathlib, time; pathlib.Path(sys.argv[4], 'pid').write_text(str(os.getpid())); "
+# Whoever sees the file sees the number: a test that kills at once had found it empty.
+PID = (
+    "import os, sys, pathlib, time; written = pathlib.Path(sys.argv[4], 'pid.new'); "
+    "written.write_text(str(os.getpid())); written.rename(written.with_name('pid')); "
+)
 
 
 def test_every_node_of_a_group_starts_with_its_rank_and_the_same_meeting_point(across: Run, run_dir: Path) -> None:
