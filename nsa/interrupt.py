@@ -4,11 +4,12 @@ of library code, or is swallowed by it.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from types import FrameType
 
-__all__ = ["EXIT_CODE", "answer_ctrl_c", "leave_at_ctrl_c"]
+__all__ = ["EXIT_CODE", "answer_ctrl_c", "answer_while_starting", "leave_at_ctrl_c"]
 
 EXIT_CODE = 130
 
@@ -21,6 +22,13 @@ def leave_at_ctrl_c() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+
+
+def answer_while_starting() -> None:
+    """What the trainer answers until nsa.telemetry.signals does: Ctrl-C, and SIGUSR1, whose default is death. A start
+    that hangs, in a rendezvous say, shows its stacks on stderr."""
+    leave_at_ctrl_c()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def answer_ctrl_c() -> None:

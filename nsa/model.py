@@ -5,6 +5,8 @@ Shapes are named by suffix: B batch, S sequence, D width, V vocabulary, T target
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nsa.attention.gate import UnsetLinear
 from nsa.attention.rope import RopeTable, prefix_table
 from nsa.config import ModelConfig
 from nsa.flops import FlopsPerToken, flops_per_token
@@ -28,10 +31,15 @@ def default_ffn_dim(dim: int) -> int:
     return -(-8 * dim // 3 // 64) * 64
 
 
-def _build_attention(config: ModelConfig) -> nn.Module:
+def _out_std(config: ModelConfig) -> float:
+    """Of projections that write to the residual stream: scaled by 1/√(2·layers), as in GPT-2."""
+    return config.init_std / (2 * config.n_layers) ** 0.5
+
+
+def _build_attention(config: ModelConfig, generator: torch.Generator) -> nn.Module:
     shape: dict[str, Any] = {
         name: getattr(config, name) for name in ("dim", "n_heads", "n_kv_groups", "d_k", "d_v", "rope_base")
-    }
+    } | {"std": config.init_std, "out_std": _out_std(config), "generator": generator}
     if config.attention == "dense":
         from nsa.dense import DenseAttention
 
@@ -42,24 +50,18 @@ def _build_attention(config: ModelConfig) -> nn.Module:
     return NSAAttention(**shape, l=config.l_cmp, d=config.d_cmp, **{name: getattr(config, name) for name in sparse})
 
 
-class _UnsetLinear(nn.Linear):
-    """Weights that the model draws later. Most of a model's are in SwiGLU, and to draw those twice took one of the two
-    seconds in which 79 M parameters are built. (`skip_init` costs as much: it imports the meta device's operators.)"""
-
-    def reset_parameters(self) -> None:
-        """Leave the weights as memory held them."""
-
-
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x)), without biases; gate and up are one matrix.
 
-    Its weights are unset until `LanguageModel.reset_parameters` draws them.
+    The first weights are normal, of deviation `std`, those of `down` of `out_std`.
     """
 
-    def __init__(self, dim: int, hidden: int) -> None:
+    def __init__(self, dim: int, hidden: int, *, std: float, out_std: float, generator: torch.Generator) -> None:
         super().__init__()
-        self.gate_up = _UnsetLinear(dim, 2 * hidden, bias=False)
-        self.down = _UnsetLinear(hidden, dim, bias=False)
+        self.gate_up = UnsetLinear(dim, 2 * hidden, bias=False)
+        self.down = UnsetLinear(hidden, dim, bias=False)
+        nn.init.normal_(self.gate_up.weight, std=std, generator=generator)
+        nn.init.normal_(self.down.weight, std=out_std, generator=generator)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """`[B, S, D]` to `[B, S, D]`."""
@@ -68,14 +70,16 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then SwiGLU, each on the normalized stream and added to it."""
+    """One layer: attention, then SwiGLU, each on the normalized stream and added to it; `seed` draws its weights."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, seed: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.attention = _build_attention(config)
+        generator = torch.Generator().manual_seed(seed)
+        self.attention = _build_attention(config, generator)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.ffn = SwiGLU(config.dim, config.ffn_dim or default_ffn_dim(config.dim))
+        hidden = config.ffn_dim or default_ffn_dim(config.dim)
+        self.ffn = SwiGLU(config.dim, hidden, std=config.init_std, out_std=_out_std(config), generator=generator)
 
     def forward(self, x_BSD: Tensor, table: RopeTable) -> Tensor:
         """`[B, S, D]` to `[B, S, D]`; `table` holds the rotation of the S positions."""
@@ -94,7 +98,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Next-token model. `config.vocab_size` must be set.
+    """Next-token model. `config.vocab_size` must be set. Its weights are drawn on the CPU, from torch's own generator.
 
     Called with targets it returns the mean cross-entropy in nats, a 0-d fp32 tensor; without, the logits.
     """
@@ -103,25 +107,18 @@ class LanguageModel(nn.Module):
         super().__init__()
         assert config.vocab_size is not None, "resolved from the tokenizer before the model is built"
         self.config, self.grad_checkpointing = config, grad_checkpointing
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        unset = torch.empty(config.vocab_size, config.dim)
+        self.embedding = nn.Embedding.from_pretrained(nn.init.normal_(unset, std=config.init_std), freeze=False)
+        # One thread draws ten million weights in 0.1 s, and layers need not wait for each other.
+        seeds = torch.randint(2**62, (config.n_layers,)).tolist()
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, config.n_layers)) as pool:
+            self.blocks = nn.ModuleList(pool.map(lambda seed: Block(config, seed), seeds))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.head = UnsetLinear(config.dim, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal weights; projections that write to the residual stream are scaled by 1/√(2·layers), as in GPT-2."""
-        std = self.config.init_std
-        out_std = std / (2 * self.config.n_layers) ** 0.5
-        nn.init.normal_(self.embedding.weight, std=std)
-        nn.init.normal_(self.head.weight, std=std)
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            block.attention.reset_parameters(std, out_std)
-            nn.init.normal_(block.ffn.gate_up.weight, std=std)
-            nn.init.normal_(block.ffn.down.weight, std=out_std)
+        else:
+            nn.init.normal_(self.head.weight, std=config.init_std)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Logits `[B, S, V]`, or the mean loss against `targets_BS`."""

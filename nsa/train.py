@@ -8,19 +8,15 @@ a worker into 1, the same information is in `metrics.json` as `status`.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsa.interrupt import leave_at_ctrl_c
+from nsa.interrupt import answer_while_starting
 
 if __name__ == "__main__":
-    leave_at_ctrl_c()  # until nsa.telemetry.signals answers it
-    # So does SIGUSR1, whose default is death: a start that hangs, in a rendezvous say, shows its stacks on stderr.
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    answer_while_starting()
 
 from nsa.config import ConfigError, SetupError, UnreachableError
 from nsa.outdir import claim_out

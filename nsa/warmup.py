@@ -100,7 +100,7 @@ def _is_wanted(config: Config) -> bool:
     return torch.version.cuda is not None and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def _capabilities() -> list[int]:
+def capabilities() -> list[int]:
     """Compute capabilities of this machine's GPUs, 90 for 9.0, by NVML: after the driver's answer, no fork."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -122,7 +122,7 @@ def _capabilities() -> list[int]:
 def _mark(config: Config) -> Path | None:
     """The file that says, once it is there, that Triton's cache holds all that a run of `config` launches; None where
     that cannot be known. It lies in the cache, and goes with it."""
-    gpus, asked = _capabilities(), os.environ.get("HOPPER_KERNELS")
+    gpus, asked = capabilities(), os.environ.get("HOPPER_KERNELS")
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:

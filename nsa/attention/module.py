@@ -13,7 +13,7 @@ from nsa.attention.cache import NSACache
 from nsa.attention.decode import decode_step
 from nsa.attention.dispatch import load_kernels
 from nsa.attention.functional import AttentionSettings, attend
-from nsa.attention.gate import Gate, GateKind
+from nsa.attention.gate import Gate, GateKind, UnsetLinear
 from nsa.attention.geometry import Geometry
 from nsa.attention.phi import Phi, build_phi
 from nsa.attention.ranges import RangesVersion
@@ -45,6 +45,8 @@ class NSAAttention(nn.Module):
         sel_ranges: implementation of merged ranges, for ``sequential`` and ``batched`` prefill. ``triton`` attends by
             blocks and makes no ranges; :meth:`decode` makes them by ``v2``.
         query_chunk: queries per chunk of the batched path; None chooses by memory.
+        std, out_std: deviation of the first weights, and of those of the output projection (``std`` if None).
+        generator: their source; torch's own if None.
 
     Raises:
         ValueError: sizes do not fit together; the message names the argument.
@@ -72,6 +74,9 @@ class NSAAttention(nn.Module):
         prefill: Prefill = "auto",
         sel_ranges: RangesVersion = "v2",
         query_chunk: int | None = None,
+        std: float = 0.02,
+        out_std: float | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(dim=dim, n_heads=n_heads, n_kv_groups=n_kv_groups, d_k=d_k, d_v=d_v)
@@ -82,25 +87,27 @@ class NSAAttention(nn.Module):
         self.n_heads, self.n_kv_groups, self.d_k, self.d_v = n_heads, n_kv_groups, d_k, d_v
         self.rope_base, self.prefill, self.sel_ranges, self.query_chunk = rope_base, prefill, sel_ranges, query_chunk
         self._widths = [n_heads * d_k, *[n_kv_groups * d_k] * 3, *[n_kv_groups * d_v] * 3]
-        self.qkv_proj = nn.Linear(dim, sum(self._widths), bias=False)
-        self.out_proj = nn.Linear(n_heads * d_v, dim, bias=False)
-        self.gate = Gate(dim=dim, n_heads=n_heads, hidden=gate_hidden, kind=gate)
-        self.phi_k = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_k, l=l, d=d)
-        self.phi_v = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_v, l=l, d=d)
+        self.qkv_proj = UnsetLinear(dim, sum(self._widths), bias=False)
+        self.out_proj = UnsetLinear(n_heads * d_v, dim, bias=False)
+        self.gate = Gate(dim=dim, n_heads=n_heads, hidden=gate_hidden, kind=gate, generator=generator)
+        self.phi_k = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_k, l=l, d=d, generator=generator)
+        self.phi_v = build_phi(phi, n_kv_groups=n_kv_groups, dim=d_v, l=l, d=d, generator=generator)
         # The functional path averages by itself, fused where it can be; other functions are passed to it.
         self._compress = None if phi == "avg" else self._apply_phi
         self.recorder = None
         if prefill == "triton" or (prefill == "auto" and torch.cuda.is_available()):
             load_kernels()
-        self.reset_parameters()
+        self.reset_parameters(std, out_std, generator)
 
-    def reset_parameters(self, std: float = 0.02, out_std: float | None = None) -> None:
+    def reset_parameters(
+        self, std: float = 0.02, out_std: float | None = None, generator: torch.Generator | None = None
+    ) -> None:
         """Normal weights of deviation ``std``; the output projection takes ``out_std`` if it is given."""
-        nn.init.normal_(self.qkv_proj.weight, std=std)
-        nn.init.normal_(self.out_proj.weight, std=std if out_std is None else out_std)
-        self.gate.reset_parameters(std)
+        nn.init.normal_(self.qkv_proj.weight, std=std, generator=generator)
+        nn.init.normal_(self.out_proj.weight, std=std if out_std is None else out_std, generator=generator)
+        self.gate.reset_parameters(std, generator)
         for phi in (self.phi_k, self.phi_v):
-            phi.reset_parameters(std)  # type: ignore[operator]
+            phi.reset_parameters(std, generator)  # type: ignore[operator]
 
     def forward(self, x_BSD: Tensor, *, cu_seqlens: Tensor | None = None, table: RopeTable | None = None) -> Tensor:
         """Attend causally over the sequence.

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nsa.attention.compress import average_compress
+from nsa.attention.gate import UnsetLinear
 
 __all__ = ["AverageCompress", "ConvCompress", "MLPCompress", "Phi", "build_phi"]
 
@@ -34,7 +35,7 @@ class AverageCompress(nn.Module):
         """``[B, S, G, D]`` to ``[B, C, G, D]``, C complete blocks."""
         return average_compress(x_BSGD, l=self.l, d=self.d)
 
-    def reset_parameters(self, std: float) -> None:
+    def reset_parameters(self, std: float, generator: torch.Generator | None = None) -> None:
         """Nothing to reset."""
 
 
@@ -61,8 +62,8 @@ class ConvCompress(nn.Module):
         n_cmp = _n_compressed(S, self.l, self.d)
         return out[..., :n_cmp].transpose(1, 2).reshape(B, n_cmp, G, D)
 
-    def reset_parameters(self, std: float) -> None:
-        """Back to the mean; ``std`` does not matter here."""
+    def reset_parameters(self, std: float, generator: torch.Generator | None = None) -> None:
+        """Back to the mean; nothing is drawn here."""
         nn.init.constant_(self.weight, 1.0 / self.l)
 
 
@@ -72,13 +73,21 @@ class MLPCompress(nn.Module):
     The first layer is applied to chunks of ``d`` tokens and added shifted, so overlapping blocks are never copied out.
     """
 
-    def __init__(self, *, dim: int, l: int, d: int, hidden: int | None = None) -> None:  # noqa: E741
+    def __init__(
+        self,
+        *,
+        dim: int,
+        l: int,  # noqa: E741
+        d: int,
+        hidden: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
         super().__init__()
         self.l, self.d = l, d
         self.place = nn.Parameter(torch.empty(l, dim))
-        self.up = nn.Linear(l * dim, hidden or 2 * dim)
-        self.down = nn.Linear(hidden or 2 * dim, dim)
-        self.reset_parameters(0.02)
+        self.up = UnsetLinear(l * dim, hidden or 2 * dim)
+        self.down = UnsetLinear(hidden or 2 * dim, dim)
+        self.reset_parameters(0.02, generator)
 
     def forward(self, x_BSGD: Tensor) -> Tensor:
         """``[B, S, G, D]`` to ``[B, C, G, D]``, C complete blocks."""
@@ -94,16 +103,24 @@ class MLPCompress(nn.Module):
         out: Tensor = self.down(F.silu(hidden))
         return out
 
-    def reset_parameters(self, std: float) -> None:
+    def reset_parameters(self, std: float, generator: torch.Generator | None = None) -> None:
         """Normal weights of the given deviation, zero biases."""
         for weight in (self.place, self.up.weight, self.down.weight):
-            nn.init.normal_(weight, std=std)
+            nn.init.normal_(weight, std=std, generator=generator)
         for bias in (self.up.bias, self.down.bias):
             nn.init.zeros_(bias)
 
 
-def build_phi(kind: Phi, *, n_kv_groups: int, dim: int, l: int, d: int) -> nn.Module:  # noqa: E741
-    """The compression module for one stream of ``dim`` channels.
+def build_phi(
+    kind: Phi,
+    *,
+    n_kv_groups: int,
+    dim: int,
+    l: int,  # noqa: E741
+    d: int,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """The compression module for one stream of ``dim`` channels; its first weights are drawn by ``generator``.
 
     Raises:
         ValueError: ``kind`` is not ``avg``, ``conv`` or ``mlp``.
@@ -113,5 +130,5 @@ def build_phi(kind: Phi, *, n_kv_groups: int, dim: int, l: int, d: int) -> nn.Mo
     if kind == "conv":
         return ConvCompress(n_kv_groups=n_kv_groups, dim=dim, l=l, d=d)
     if kind == "mlp":
-        return MLPCompress(dim=dim, l=l, d=d)
+        return MLPCompress(dim=dim, l=l, d=d, generator=generator)
     raise ValueError(f"phi={kind!r}: must be avg, conv or mlp")

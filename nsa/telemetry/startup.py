@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -10,10 +11,13 @@ __all__ = ["StartClock", "process_age_s"]
 
 
 def process_age_s() -> float | None:
-    """Seconds since this process was started, the interpreter's start included; None without /proc."""
+    """Seconds since this process was started, the interpreter's start included; None without /proc. Of a process that
+    was forked, since the one was that imported for it."""
+    forked_from = multiprocessing.parent_process()
+    began = Path(f"/proc/{forked_from.pid if forked_from else 'self'}/stat")
     try:
         # The name in parentheses may hold spaces; the start, in ticks since boot, is the 20th field after it.
-        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        ticks = int(began.read_text(encoding="utf-8").rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
         return None

@@ -145,17 +145,20 @@ ENDLESS = ("--steps", "100000")
 
 # torchrun asks its workers to end and kills those that did not within 30 s, which no option of it shortens here.
 TORCHRUN = """
-import sys
+import importlib, sys
 from torch.distributed.elastic.multiprocessing.api import PContext
-from torch.distributed.run import main
 
-PContext.close.__defaults__ = (None, int(sys.argv.pop(1)))
-main()
+launcher, patience_s = sys.argv.pop(1), sys.argv.pop(1)
+PContext.close.__defaults__ = (None, int(patience_s))
+importlib.import_module(launcher).main()
 """
+LAUNCHERS = ("torch.distributed.run", "nsa.launch")
 
 
-def torchrun(out: Path, tiny: list[str], *extra: str, patience_s: int = 30) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", TORCHRUN, str(patience_s), "--standalone", "--nproc-per-node", "2"]
+def torchrun(
+    out: Path, tiny: list[str], *extra: str, launcher: str = LAUNCHERS[0], patience_s: int = 30
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", TORCHRUN, launcher, str(patience_s), "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "nsa.train", *tiny, "--out", str(out), *ENDLESS, *extra]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(nsa.__file__).parents[1])}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -221,9 +224,12 @@ def test_a_signal_to_one_rank_ends_all_at_the_same_step_with_one_checkpoint(
     assert {f"step_{r['step']:08}.pt" for r in last} == {checkpoint.name}
 
 
-def test_sigterm_to_torchrun_checkpoints_once(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
-    process = torchrun(tmp_path, tiny)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_sigterm_to_torchrun_checkpoints_once(tmp_path: Path, tiny: list[str], beats: Beats, launcher: str) -> None:
+    process = torchrun(tmp_path, tiny, launcher=launcher)
     wait_for_step(tmp_path, 3)
+    names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids_of(tmp_path, beats)]
+    assert names == ["pt_rank0", "pt_rank1"] or launcher == LAUNCHERS[0]
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=90)
     last = [beats(tmp_path, rank)[-1] for rank in (0, 1)]
@@ -257,10 +263,13 @@ def test_a_stopped_rank_holds_nobody_beyond_the_timeout(
     assert ranks.wait() == [None if rank == stopped else 1 for rank in (0, 1)]
 
 
-def test_torchrun_leaves_no_process_of_a_run_with_a_stopped_rank(tmp_path: Path, tiny: list[str], beats: Beats) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_torchrun_leaves_no_process_of_a_run_with_a_stopped_rank(
+    tmp_path: Path, tiny: list[str], beats: Beats, launcher: str
+) -> None:
     """Nobody wakes the stopped rank: torchrun asks it to end, in vain, and then kills it."""
     # A second of difference between the ranks' starts is nothing on a busy machine; the timeout must be beyond it.
-    process = torchrun(tmp_path, tiny, "--ddp-timeout-s", "8", patience_s=1)
+    process = torchrun(tmp_path, tiny, "--ddp-timeout-s", "8", launcher=launcher, patience_s=1)
     pids: list[int] = []
     try:
         wait_for_step(tmp_path, 3)

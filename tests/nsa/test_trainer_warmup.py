@@ -117,7 +117,7 @@ def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(
 
     gpus = [90]
     monkeypatch.setattr("torch.version.cuda", "12.9")
-    monkeypatch.setattr(nsa.warmup, "_capabilities", lambda: gpus)
+    monkeypatch.setattr(nsa.warmup, "capabilities", lambda: gpus)
     monkeypatch.setattr("multiprocessing.get_context", lambda how: SimpleNamespace(Process=Child))
     monkeypatch.setattr(nsa.warmup, "_wake_device", lambda rank: done.append(rank))
     monkeypatch.setattr(nsa.warmup, "_hash_triton", lambda: done.append("hash"))

@@ -28,11 +28,17 @@ def trainer_python(trainer: Trainer, *, own: str) -> str:
     return str(folder / "bin" / "python") if folder.is_dir() else trainer.python
 
 
-def torchrun(python: str, nproc: int, out: str, *, nodes: int = 0) -> tuple[str, ...]:
-    """What starts `nproc` processes by torchrun, each with logs of its own; on each of `nodes` of a cluster."""
+_TORCHRUN = "torch.distributed.run"
+
+
+def torchrun(python: str, nproc: int, out: str, *, nodes: int = 0, module: str = _TORCHRUN) -> tuple[str, ...]:
+    """What starts `nproc` processes by torchrun, each with logs of its own; on each of `nodes` of a cluster.
+
+    `module` is torchrun, or what takes its options.
+    """
     across = ("--nnodes", "{nnodes}", "--node-rank", "{node_rank}") if nodes else ()
     return (
-        *(python, "-m", "torch.distributed.run", *across),
+        *(python, "-m", module, *across),
         *("--nproc-per-node", str(nproc)),
         *("--master-addr", _meeting(nodes), "--master-port", "{port}"),
         *("--log-dir", f"{_logs(out, nodes)}/logs/ranks", "--redirects", "3"),
@@ -56,10 +62,12 @@ def launched(
     nproc: int,
     out: str,
     nodes: int = 0,
+    bundled: bool = False,
 ) -> tuple[str, ...]:
     """The whole command of a run but the trainer's arguments: the launcher, its `args`, the trainer's `command`.
 
-    On each of several `nodes` of a cluster `nproc` are its own ranks; placeholders are left for its agent.
+    On each of several `nodes` of a cluster `nproc` are its own ranks; placeholders are left for its agent. The
+    `bundled` trainer has a torchrun of its own, whose ranks share one import of torch.
     """
     ranks = str(nproc)
     match launcher:
@@ -68,7 +76,8 @@ def launched(
         case "python":
             return (python, *args, *command)
         case "torchrun":
-            return (*torchrun(python, nproc, out, nodes=nodes), *args, *command)
+            module = "nsa.launch" if bundled else _TORCHRUN
+            return (*torchrun(python, nproc, out, nodes=nodes, module=module), *args, *command)
         case "accelerate":
             several = max(1, nodes)
             own: tuple[str, ...] = ("--num_processes", str(nproc * several), "--num_machines", str(several))

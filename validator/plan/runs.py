@@ -194,6 +194,7 @@ class PhasePlanner:
             nproc=nproc,
             out=str(values["out"]),
             nodes=self.nodes,
+            bundled=trainer.bundled and command is None,
         )
         added = environment(self._env(phase, arm.env), values, launcher=launcher, nodes=self.nodes)
         cwd = None if trainer.folder is None else fill(trainer.folder, values)

@@ -26,7 +26,7 @@ def test_all_nodes_meet_in_one_group_with_their_ranks_together() -> None:
     assert run.groups == ((0, 1, 2),)
     assert (run.nproc, run.out) == (6, "runs/a/r1")
     assert run.argv[:14] == (
-        *("/py", "-m", "torch.distributed.run", "--nnodes", "{nnodes}", "--node-rank", "{node_rank}"),
+        *("/py", "-m", "nsa.launch", "--nnodes", "{nnodes}", "--node-rank", "{node_rank}"),
         *("--nproc-per-node", "2", "--master-addr", "{master_addr}", "--master-port", "{port}", "--log-dir"),
     )
     assert run.argv[14] == "{node_out}/logs/ranks"

@@ -30,11 +30,11 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_two_processes_are_started_by_torchrun() -> None:
+def test_two_processes_of_the_bundled_trainer_are_started_by_its_torchrun() -> None:
     run = only_run(train(nproc=2))
     assert run.launcher == "torchrun"
     assert run.argv == (
-        *("/py", "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("/py", "-m", "nsa.launch", "--nproc-per-node", "2"),
         *("--master-addr", "127.0.0.1", "--master-port", "{port}"),
         *("--log-dir", "/runs/one/runs/a/r1/logs/ranks", "--redirects", "3"),
         *("-m", "nsa.train", "--steps", "50", "--out", "/runs/one/runs/a/r1"),

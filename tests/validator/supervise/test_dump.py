@@ -57,6 +57,20 @@ def test_command_lines_are_redacted(tmp_path: Path, sleeper: ProcessTree) -> Non
     assert json.loads(text)["processes"][0]["rank"] == "3"
 
 
+def test_a_forked_rank_is_known_by_its_name(tmp_path: Path) -> None:
+    """The environment that others see is that of the process which it was forked from."""
+    program = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'pt_rank7'); print(flush=True); time.sleep(60)"
+    tree = ProcessTree(token="none")
+    argv = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(argv, env={"RANK": "3"}, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tree.watch(process.pid)
+        files = save_evidence(_evidence(tmp_path), tree)
+        process.kill()
+    assert json.loads(files[1].read_text())["processes"][0]["rank"] == "7"
+
+
 def test_py_spy_is_asked_where_it_is_installed(
     tmp_path: Path, sleeper: ProcessTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
