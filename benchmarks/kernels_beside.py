@@ -57,7 +57,7 @@ def beside_triton(name: str, turns: int = 2) -> dict[str, Any]:
                 torch.cuda.reset_peak_memory_stats()
                 both()
                 row[f"{way}_gib"] = torch.cuda.max_memory_allocated() / 2**30
-                row[f"{way}_graph"] = graphed(x, do) if S <= 8192 else None
+                row[f"{way}_graph"] = graphed(both) if S <= 8192 else None
     return row
 
 

@@ -8,11 +8,14 @@ XunhaoLai/native-sparse-attention-triton).
 All take the same queries, keys, values and gates; the branches share keys and values, for no peer knows three pairs.
 Outputs are compared before anything is timed, the sparse ones with ours and the dense ones with each other; who is off
 gets no time. Choices of nearly equal blocks may differ, so the bound on sparse peers is wide.
+
+Short sequences are also timed from a CUDA graph, ours and the dense ones: launched they may wait for Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -31,13 +34,15 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.attention_gpu import limit_ms, median_ms, table
 from benchmarks.kernels_beside import SHAPES
-from benchmarks.kernels_device import SIZES, ceilings, relative
+from benchmarks.kernels_device import SIZES, ceilings, graphed, relative
 from benchmarks.machine import need_gpu
 from nsa.kernels import nsa_attention_triton
 from nsa.kernels.precompile import Shape, warm
 
 L, D, BLOCK, TOP, WINDOW = SIZES
 SPARSE_BOUND, DENSE_BOUND = 0.1, 1e-2
+GRAPH_BELOW = 8192
+"""Tokens up to which a graph is timed too."""
 _UNFIT = (
     ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError,
     OutOfResources,
@@ -184,19 +189,24 @@ def timed(make: Make, x: Inputs, reference: Tensor | None, bound: float) -> tupl
             torch.autograd.grad(forward(), x.leaves, x.do)
 
         found: dict[str, Any] = {"forward_ms": median_ms(without_gradients), "both_ms": median_ms(both)}
+        if make in (ours, *DENSE.values()) and x.q.shape[1] <= GRAPH_BELOW:
+            with contextlib.suppress(*_UNFIT):
+                found["graph_ms"] = graphed(both)
     except _UNFIT as error:
         return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"}, None
     return found, o
 
 
 def ratios(row: dict[str, dict[str, Any]], limit: float) -> dict[str, float | None]:
-    """Ours to the fastest sparse peer and to dense FlashAttention-4, forward and backward, and the limit's share."""
+    """Ours to the fastest sparse peer and to dense FlashAttention-4, forward and backward, and the limit's share. The
+    second is of times from a graph where both have one."""
     own = row["ours"].get("both_ms")
     peers = [row[name]["both_ms"] for name in SPARSE if name != "ours" and "both_ms" in row[name]]
-    dense = row["dense FA4"].get("both_ms")
+    way = "graph_ms" if all("graph_ms" in row[name] for name in ("ours", "dense FA4")) else "both_ms"
+    dense = row["dense FA4"].get(way)
     return {
         "best_nsa": own / min(peers) if own and peers else None,
-        "dense_fa4": own / dense if own and dense else None,
+        "dense_fa4": row["ours"][way] / dense if own and dense else None,
         "share_of_limit": limit / own if own else None,
     }
 
@@ -216,13 +226,18 @@ def measure(shape: tuple[int, ...], tflops: float) -> dict[str, Any]:
 
 
 def as_markdown(result: dict[str, Any]) -> str:
-    """One table: forward and backward, and forward in brackets."""
+    """One table: forward and backward, forward in brackets, and both from a graph where that was timed."""
+
+    def cell(found: dict[str, Any]) -> str | None:
+        if "both_ms" not in found:
+            return None
+        graph = f", graph {found['graph_ms']:.2f}" if "graph_ms" in found else ""
+        return f"{found['both_ms']:.2f} ({found['forward_ms']:.2f}{graph})"
+
     names = [*DENSE, *SPARSE]
     rows = []
     for shape, row in result["shapes"].items():
-        cells = [
-            f"{row[n]['both_ms']:.2f} ({row[n]['forward_ms']:.2f})" if "both_ms" in row[n] else None for n in names
-        ]
+        cells = [cell(row[n]) for n in names]
         rows.append([shape, *cells, *row["ratios"].values()])
     head = ["shape", *names, "ours / best NSA", "ours / dense FA4", "share of limit"]
     return f"{result['gpu']}, torch {result['torch']}, {result['date']}; ms\n\n{table(head, rows)}"

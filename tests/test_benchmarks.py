@@ -113,3 +113,5 @@ def test_ratios_are_to_the_fastest_peer_that_was_timed() -> None:
         "dense cuDNN": {"both_ms": 5.0}, "dense FA4": {"reason": "ImportError"},
     }  # fmt: skip
     assert peers.ratios(row, 4.0) == {"best_nsa": 0.5, "dense_fa4": None, "share_of_limit": 0.4}
+    row["ours"]["graph_ms"], row["dense FA4"] = 8.0, {"both_ms": 9.0, "graph_ms": 4.0}
+    assert peers.ratios(row, 4.0) == {"best_nsa": 0.5, "dense_fa4": 2.0, "share_of_limit": 0.4}

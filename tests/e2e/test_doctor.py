@@ -67,6 +67,27 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path, monkeypatch:
     assert "--out" in disk.fix
 
 
+def test_a_torch_that_every_process_compiles_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images whose packages were installed without bytecode, and that forbid to write any: seconds of every start."""
+    torch = tmp_path / "torch"
+    (torch / "__pycache__").mkdir(parents=True)
+    monkeypatch.setattr("validator.pipeline.doctor._folder_of", lambda package: torch)
+    monkeypatch.setattr("sys.pycache_prefix", None)
+
+    def told() -> list[Capability]:
+        return [one for one in examine(reports=tmp_path).facts if one.name == "Bytecode"]
+
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    assert not told()
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    (found,) = told()
+    assert found.ok is None
+    assert "PYTHONDONTWRITEBYTECODE is set" in found.value
+    assert f"-m compileall -q {torch}" in found.fix
+    (torch / "__pycache__" / "version.cpython-312.pyc").touch()
+    assert not told()
+
+
 def test_the_nodes_of_a_runbook_are_looked_at(cli, tmp_path: Path) -> None:
     runbook = tmp_path / "nodes.yaml"
     text = "schema: 1\nname: nodes\nphases: [{id: all, kind: preflight}]\n"

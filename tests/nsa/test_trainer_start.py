@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import socket
@@ -101,11 +102,12 @@ def test_a_folder_with_another_runs_rows_is_refused(tmp_path: Path, train: Train
 
 @pytest.mark.parametrize("ddp", [False, True], ids=["one process", "DDP"])
 def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny: list[str], ddp: bool) -> None:
-    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it, and DDP."""
+    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it, and DDP,
+    and torch.profiler."""
     script = (
         "import sys; from nsa.train import main; sys.exit(main(sys.argv[1:]) or 10 * ('torch._dynamo' in sys.modules))"
     )
-    settings = ["--out", str(tmp_path), "--steps", "2", "--save-final"]
+    settings = ["--out", str(tmp_path), "--steps", "3", "--save-final", "--sdpa-audit", "--profile-steps", "1"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if ddp else {}
@@ -114,6 +116,9 @@ def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny:
     )
     assert done.returncode == 0
     assert json.loads((tmp_path / "env.json").read_text())["world_size"] == 1
+    with gzip.open(tmp_path / "trace" / "rank0.json.gz") as trace:
+        place = json.load(trace).get("distributedInfo")
+    assert place == ({"backend": "gloo", "rank": 0, "world_size": 1} if ddp else None)
 
 
 def test_ddp_without_the_compiler_is_ddp(tmp_path: Path) -> None:

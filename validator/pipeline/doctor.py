@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -103,6 +104,7 @@ def examine(*, reports: Path, cluster: Cluster | None = None, runbook: str = "")
     versions = package_versions(sys.executable, _PACKAGES)
     facts = (
         *_software(versions),
+        *_bytecode(_folder_of("torch")),
         *_hardware(host, gpus),
         *_locks(),
         *_tools(torch=versions["torch"] is not None, gpus=bool(gpus.gpus)),
@@ -138,6 +140,25 @@ def _software(versions: Mapping[str, str | None]) -> Iterator[Capability]:
     absent = no_bundled_trainer()
     value = "not installed" if absent else "installed"
     yield Capability("Bundled trainer", value, None if absent else True, absent or "")
+
+
+def _folder_of(package: str) -> Path | None:
+    found = importlib.util.find_spec(package)
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def _bytecode(torch: Path | None) -> Iterator[Capability]:
+    """Said only where something is wrong: `torch`, its folder, has no bytecode, and no process leaves any there."""
+    if torch is None or sys.pycache_prefix is not None or any(torch.glob("__pycache__/*.pyc")):
+        return
+    if not sys.dont_write_bytecode and os.access(torch, os.W_OK):
+        return  # the first start writes it
+    yield Capability(
+        "Bytecode",
+        f"torch has none, and {'PYTHONDONTWRITEBYTECODE is set' if sys.dont_write_bytecode else 'nobody may write it'}",
+        None,
+        f"each process compiles torch's sources again, 1 to 3 s of every start: {sys.executable} -m compileall -q {torch}",
+    )
 
 
 def _hardware(host: HostFacts, report: GpuReport) -> Iterator[Capability]:
