@@ -197,21 +197,21 @@ def test_the_trace_has_a_range_for_every_branch(tmp_path: Path, extra: list[str]
     assert not any(name.startswith(("nsa.", "Optimizer")) for name in kernels)  # ranges are no kernels
 
 
-def command(out: Path, *extra: str) -> list[str]:
+def command(out: Path, *extra: str, by: str = "nsa.launch") -> list[str]:
     nproc = min(torch.cuda.device_count(), 2)
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc), "-m"]
+    launcher = [by, "--standalone", "--nproc-per-node", str(nproc), "-m"]
     return [sys.executable, "-m", *launcher, "nsa.train", *SETTINGS, "--out", str(out), *extra]
 
 
 def test_resume_after_sigkill_goes_on_like_the_run_that_was_not_killed(
     tmp_path: Path, rows: Rows, beats: Beats
 ) -> None:
-    """On as many GPUs as there are, up to two."""
+    """On as many GPUs as there are, up to two; by torchrun, and by the launcher that forks the ranks."""
     at = random.SystemRandom().randint(9, 24)
     settings = ["--steps", str(at + 55), "--warmup-steps", "20", "--save-every", "4"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     csv = killed / "training.csv"
-    process = subprocess.Popen(command(killed, *settings), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command(killed, *settings, by="torch.distributed.run"), stdout=subprocess.DEVNULL)
     wait_until(lambda: has_rows(csv, at) or process.poll() is not None, f"step {at}", timeout_s=240, every_s=0.002)
     assert process.poll() is None, "the run ended by itself"
     ranks = [beats(killed, rank)[0]["pid"] for rank in range(min(torch.cuda.device_count(), 2))]

@@ -153,11 +153,13 @@ def _bytecode(torch: Path | None) -> Iterator[Capability]:
         return
     if not sys.dont_write_bytecode and os.access(torch, os.W_OK):
         return  # the first start writes it
+    why = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else "its folder cannot be written to"
+    fix = f"{sys.executable} -m compileall -q {torch}"
     yield Capability(
         "Bytecode",
-        f"torch has none, and {'PYTHONDONTWRITEBYTECODE is set' if sys.dont_write_bytecode else 'nobody may write it'}",
+        f"torch has none, and {why}",
         None,
-        f"each process compiles torch's sources again, 1 to 3 s of every start: {sys.executable} -m compileall -q {torch}",
+        f"each process compiles torch's sources again, 1 to 3 s of every start: {fix}",
     )
 
 
