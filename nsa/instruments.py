@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.autograd.profiler import profile, record_function
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from nsa.attention.spans import set_spans
 from nsa.model import LanguageModel
@@ -114,12 +112,11 @@ class Instruments:
 
     def _start(self) -> profile:
         set_spans(True)
-        # `torch.profiler.profile` does the same and imports torch's compiler first, 1 to 3 s.
-        profiler = profile(use_device="cuda" if self._device.type == "cuda" else None, use_kineto=True)
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        profiler = profile(activities=activities, acc_events=True)
         profiler.__enter__()
-        if dist.is_initialized():  # as it writes there; tools that join the traces of ranks ask for it
-            place = {"backend": dist.get_backend(), "rank": dist.get_rank(), "world_size": dist.get_world_size()}
-            torch._C._autograd._add_metadata_json("distributedInfo", json.dumps(place))
         return profiler
 
     def _end(self, profiler: profile) -> None:
@@ -129,7 +126,7 @@ class Instruments:
         set_spans(self._nvtx)
 
     def _write_audit(self, profiler: profile, step: int) -> None:
-        record = audit_record(profiler.function_events or [], step=step, device=str(self._device))
+        record = audit_record(profiler.events() or [], step=step, device=str(self._device))
         write_json(self._out / "sdpa_audit.json", record)
         for line in record["summary"]:
             self._say(f"[sdpa] {line}")
@@ -144,7 +141,7 @@ class Instruments:
             shutil.copyfileobj(written, packed, 1 << 20)
         plain.unlink()
         if self._rank == 0:
-            timed, events = self._timed_steps(), profiler.function_events or []
+            timed, events = self._timed_steps(), profiler.events() or []
             record = summarize_trace(events, on_cuda=self._device.type == "cuda", timed_steps=timed)
             steps = {"steps": list(self._traced), "timed_steps": timed}
             write_json(folder / "summary.json", {**record, **steps, "file": path.name})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import socket
@@ -102,12 +101,11 @@ def test_a_folder_with_another_runs_rows_is_refused(tmp_path: Path, train: Train
 
 @pytest.mark.parametrize("ddp", [False, True], ids=["one process", "DDP"])
 def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny: list[str], ddp: bool) -> None:
-    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it, and DDP,
-    and torch.profiler."""
+    """torch's compiler takes longer to import than all of this package; its AdamW alone would ask for it, and DDP."""
     script = (
         "import sys; from nsa.train import main; sys.exit(main(sys.argv[1:]) or 10 * ('torch._dynamo' in sys.modules))"
     )
-    settings = ["--out", str(tmp_path), "--steps", "3", "--save-final", "--sdpa-audit", "--profile-steps", "1"]
+    settings = ["--out", str(tmp_path), "--steps", "2", "--save-final"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if ddp else {}
@@ -116,9 +114,6 @@ def test_a_start_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tiny:
     )
     assert done.returncode == 0
     assert json.loads((tmp_path / "env.json").read_text())["world_size"] == 1
-    with gzip.open(tmp_path / "trace" / "rank0.json.gz") as trace:
-        place = json.load(trace).get("distributedInfo")
-    assert place == ({"backend": "gloo", "rank": 0, "world_size": 1} if ddp else None)
 
 
 def test_ddp_without_the_compiler_is_ddp(tmp_path: Path) -> None:
