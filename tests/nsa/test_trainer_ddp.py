@@ -147,9 +147,12 @@ ENDLESS = ("--steps", "100000")
 TORCHRUN = """
 import importlib, sys
 from torch.distributed.elastic.multiprocessing.api import PContext
+from torch.multiprocessing.spawn import ProcessContext
 
-launcher, patience_s = sys.argv.pop(1), sys.argv.pop(1)
-PContext.close.__defaults__ = (None, int(patience_s))
+launcher, patience_s = sys.argv.pop(1), int(sys.argv.pop(1))
+PContext.close.__defaults__ = (None, patience_s)
+join = ProcessContext._join_procs_with_timeout  # of ranks that are forked
+ProcessContext._join_procs_with_timeout = lambda self, timeout: join(self, min(timeout, patience_s))
 importlib.import_module(launcher).main()
 """
 LAUNCHERS = ("torch.distributed.run", "nsa.launch")
