@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# More than the two cores of a small CI machine: many tests wait for limits and graces rather than compute.
-JOBS ?= 3
+# Twice the two cores of a small CI machine: many tests wait for limits and graces rather than compute.
+JOBS ?= 4
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test test-long quick lint docs reference bench clean
