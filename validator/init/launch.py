@@ -19,6 +19,7 @@ LauncherName = Literal["python", "torchrun", "accelerate", "deepspeed", "mpirun"
 _MODULES: Mapping[str, LauncherName] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
+    "nsa.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
 }

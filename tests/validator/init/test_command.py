@@ -50,6 +50,7 @@ def words(line: str) -> tuple[str, ...]:
     [
         ("torchrun --nproc-per-node 2 train.py --lr 1", "torchrun", 2, "", "train.py --lr 1"),
         ("torchrun --standalone --nproc_per_node=4 -m pkg.train x=1", "torchrun", 4, "", "-m pkg.train x=1"),
+        ("python -m nsa.launch --nproc-per-node 2 -m nsa.train --lr 1", "torchrun", 2, "", "-m nsa.train --lr 1"),
         (
             "torchrun --rdzv-backend c10d --max-restarts=1 train.py",
             "torchrun",
