@@ -2,7 +2,7 @@
 
 torchrun imports torch and then starts ranks that each import it again: 1 to 6 s of every start, twice in a row. Here
 the launcher imports all that the trainer needs, and the ranks are forked from it. Options, logs, error files, signals
-and exit codes are those of torchrun, which does the rest.
+and exit codes are those of torchrun, which does the rest (docs/adr/0079-ranks-forked-from-one-import.md).
 """
 
 from __future__ import annotations
