@@ -71,7 +71,7 @@ def test_one_device_burns_in_alone() -> None:
 
 
 def test_two_devices_burn_in_together(tmp_path: Path, rank_server: RankServer) -> None:
-    words = ["--device", "cpu", "--seconds", "0.2", "--round-s", "0.05", "--size", "32", "--mib", "1"]
+    words = ["--device", "cpu", "--seconds", "1", "--round-s", "0.05", "--size", "32", "--mib", "1"]
     ranks = rank_server.start("nsa.burnin", [*words, "--out", str(tmp_path)])
     assert ranks.wait() == [0, 0], ranks.said
     first, second = records(tmp_path, 0), records(tmp_path, 1)
