@@ -41,8 +41,8 @@ from nsa.kernels.precompile import Shape, warm
 
 L, D, BLOCK, TOP, WINDOW = SIZES
 SPARSE_BOUND, DENSE_BOUND = 0.1, 1e-2
-GRAPH_BELOW = 8192
-"""Tokens up to which a graph is timed too."""
+GRAPH_UP_TO = 8192
+"""Tokens of the longest sequence that is timed from a graph too."""
 _UNFIT = (
     ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError,
     OutOfResources,
@@ -189,7 +189,7 @@ def timed(make: Make, x: Inputs, reference: Tensor | None, bound: float) -> tupl
             torch.autograd.grad(forward(), x.leaves, x.do)
 
         found: dict[str, Any] = {"forward_ms": median_ms(without_gradients), "both_ms": median_ms(both)}
-        if make in (ours, *DENSE.values()) and x.q.shape[1] <= GRAPH_BELOW:
+        if make in (ours, *DENSE.values()) and x.q.shape[1] <= GRAPH_UP_TO:
             with contextlib.suppress(*_UNFIT):
                 found["graph_ms"] = graphed(both)
     except _UNFIT as error:

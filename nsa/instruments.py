@@ -136,7 +136,7 @@ class Instruments:
         folder.mkdir(exist_ok=True)
         path, plain = (folder / f"rank{self._rank}.json{end}" for end in (".gz", ""))
         profiler.export_chrome_trace(str(plain))
-        # torch's own way packs line by line and as tightly as it can: 2 s for five steps, here 0.2.
+        # torch's own way packs line by line and as tightly as it can: 36 MB in 1.5 s, here in 0.2.
         with plain.open("rb") as written, gzip.open(path, "wb", compresslevel=3) as packed:
             shutil.copyfileobj(written, packed, 1 << 20)
         plain.unlink()

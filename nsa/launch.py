@@ -34,15 +34,12 @@ def _one_thread_each(options: Sequence[str]) -> None:
 
 
 def _may_fork() -> bool:
-    """Whether the ranks may use CUDA although torchrun asks whether it is available: that must be answered by NVML."""
+    """Whether forked ranks can use CUDA: torchrun asks whether it is available, and NVML has to answer that."""
     import torch
 
     from nsa.warmup import capabilities
 
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return True
-    os.environ[_BY_NVML] = "1"
-    return bool(capabilities())
+    return not torch.backends.cuda.is_built() or bool(capabilities())  # type: ignore[no-untyped-call]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     answer_ctrl_c()
     if _may_fork():
+        os.environ[_BY_NVML] = "1"
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr] # the ranks' too, as by python -u
         options += ["--start-method", "fork", "--run-path", __file__]
     else:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsa.kernels.hopper.program import Constants
     from nsa.kernels.precompile import Launch, Shape
 
-__all__ = ["WarmUp", "kernel_shape", "start_warm_up"]
+__all__ = ["WarmUp", "capabilities", "kernel_shape", "start_warm_up"]
 
 LONGEST_S = 180.0  # a child that takes longer hangs; the first launches then compile as they would have without it
 _PR_SET_PDEATHSIG = 1

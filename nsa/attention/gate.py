@@ -18,7 +18,7 @@ GateKind = Literal["sigmoid", "softmax"]
 
 
 class UnsetLinear(nn.Linear):
-    """Weights that the module around it draws: to draw them twice takes a third of the time of building a model.
+    """Weights that the module around it draws: to draw them twice takes a quarter of the time of building a model.
 
     (`skip_init` costs as much: it imports the meta device's operators.)
     """

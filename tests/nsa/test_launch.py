@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -78,3 +79,4 @@ def test_ranks_are_forked_where_the_launcher_needs_no_cuda(
     assert nsa.launch.main(["--nproc-per-node", "2", "-m", "nsa.train", "--steps", "3"]) == 0
     began = ["--start-method", "fork", "--run-path", nsa.launch.__file__] if forks else ["-m", "nsa.train"]
     assert given == [["--nproc-per-node", "2", *began, "--steps", "3"]]
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == ("1" if forks else "")

@@ -9,6 +9,7 @@ from validator.model.launching import Container, Launcher, ProbeModule
 from validator.model.runbook import Trainer
 from validator.startup import shipped
 
+_TORCHRUN = "torch.distributed.run"
 _ACCELERATE_KINDS = frozenset(
     {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "config_file"}
 )
@@ -26,9 +27,6 @@ def trainer_python(trainer: Trainer, *, own: str) -> str:
         return own
     folder = Path(trainer.python)
     return str(folder / "bin" / "python") if folder.is_dir() else trainer.python
-
-
-_TORCHRUN = "torch.distributed.run"
 
 
 def torchrun(python: str, nproc: int, out: str, *, nodes: int = 0, module: str = _TORCHRUN) -> tuple[str, ...]:
