@@ -127,7 +127,7 @@ def _unasked(record: PhaseRecord, validation: ValidationRecord) -> tuple[Verdict
             text="the phase asks for something that could fail on what it measures",
             required=True,
             status="INCONCLUSIVE",
-            message=f"It asks for nothing that could fail on what it measures: {why}; {fix}.",
+            message=f"As it is, {why}; {fix}.",
         ),
     )
 
