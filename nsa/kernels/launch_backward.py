@@ -16,6 +16,7 @@ from nsa.kernels.hopper import (
     Run,
     RunTurn,
     scratch,
+    second_stream,
     sums_queries,
     why_no_gather,
     why_no_wgmma,
@@ -127,14 +128,16 @@ class _Parts:
         sums_all = self.summed and sums_queries(p)
         rest = streams[5:] + streams[3:5]
         self.window = by_wgmma and why_no_window(rest, p) is None
-        beside = scratch(p, gathers=self.summed, window=self.window) if by_wgmma else 0
-        self.slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk, beside)
+        extra = scratch(p, gathers=self.summed, window=self.window) if by_wgmma else 0
+        self.slabs = [(0, p.bg)] if sums_all else p.slabs(p.dims.dk, extra)
         most = self.slabs[0][1]
         # Where window and forced blocks join them, nothing else reads partial results of the queries.
         in_turns = self.window and self.summed and not sums_all
-        self.turns = p.turns(most) if in_turns else [(0, p.S)]
-        n_parts = (self.turns[0][1] - self.turns[0][0]) * p.n_top
-        self.part_dq = None if sums_all else q.new_empty(most, n_parts, p.hpg, p.dims.dk)
+        self.turns, beside = p.turns(most) if in_turns else ([(0, p.S)], 1)
+        shape = (most, (self.turns[0][1] - self.turns[0][0]) * p.n_top, p.hpg, p.dims.dk)
+        # Where there is room for two turns, one is gathered while the other is finished.
+        self._parts_dq = None if sums_all else q.new_empty(beside, *shape).unbind()
+        self.part_dq = None if self._parts_dq is None else self._parts_dq[0]
         self.fused = None
         if by_wgmma:
             lse = (saved.lse_cmp, saved.lse_sel, saved.lse_win)
@@ -142,8 +145,9 @@ class _Parts:
                 q, do, gates, delta, lse, p, most=most, gathers=self.summed, window=self.window
             )  # fmt: skip
         self._compressed: Run | None = None
-        self._gather: RunTurn | None = None
+        self._gathers: list[RunTurn] = []
         self._window: Callable[[int, int], None] | None = None
+        self._beside = second_stream(q.device) if self.window else None
         self._found: tuple[Tensor, Tensor] | None = None
         self._tile_parts: tuple[Tensor, Tensor] | None = None
         if self.fused is not None:
@@ -151,7 +155,7 @@ class _Parts:
         if self.fused is not None and self.summed:
             i = saved.index
             lists = (i.pairs, i.offsets, i.tile_offsets, i.tile_block)
-            self._gather = self.fused.gather(k_sel, v_sel, lists, self.part_dq)
+            self._gathers = [self.fused.gather(k_sel, v_sel, lists, part) for part in self._parts_dq or (None,)]
         elif p.n_top:
             self._tile_parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
         if self.fused is not None and self.window:
@@ -165,13 +169,17 @@ class _Parts:
         """Run the compressed branch of some pairs, if that is done by pairs."""
         if self.fused is not None and self._compressed is not None:
             self.fused.begin()
+            if self._beside is not None:
+                self._beside.wait_stream(torch.cuda.current_stream(self.do.device))
             self._found = self._compressed(first, count)
 
-    def scored(self, first: int, count: int, turn: tuple[int, int] | None = None) -> tuple[Tensor, Tensor] | None:
-        """Run the scored blocks of some pairs, for all tokens or one of the turns; returns their sums for keys and
-        values, by key or by work tile."""
-        if self._gather is not None:
-            return self._gather(first, count, turn or (0, self.p.S))
+    def scored(
+        self, first: int, count: int, turn: tuple[int, int] | None = None, part: int = 0
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run the scored blocks of some pairs, for all tokens or one of the turns, whose partial results go to one of
+        two places; returns their sums for keys and values, by key or by work tile."""
+        if self._gathers:
+            return self._gathers[part](first, count, turn or (0, self.p.S))
         if self._tile_parts is None:
             return None
         p, i, tile = self.p, self.saved.index, self.p.tiles.gather_backward
@@ -186,21 +194,35 @@ class _Parts:
 
     def scored_and_window(self, out: tuple[Tensor, ...], first: int, count: int) -> None:
         """Run scored blocks, window and forced blocks of some pairs, after :meth:`compressed`, and finish their
-        gradients: of q, and of keys and values of the selected branch and of the window."""
+        gradients: of q, and of keys and values of the selected branch and of the window.
+
+        The window runs on the second stream beside the compressed branch; then, where there is room for two turns, every
+        other one does, beside the one before it. No turn is finished before both branches are done.
+        """
         assert self.fused is not None
         assert self._window is not None
-        p, (dq, *keys) = self.p, out
-        with span("nsa.win.backward"):  # forced blocks as well
+        p, beside, (dq, *keys) = self.p, self._beside, out
+        places = self._parts_dq or (None,)
+        main = None if beside is None else torch.cuda.current_stream(self.do.device)
+        with torch.cuda.stream(beside), span("nsa.win.backward"):  # forced blocks as well
+            dense = None if main is None else main.record_event()
             self._window(first, count)
-        for turn in self.turns:
-            with span("nsa.sel.backward"):
-                self.scored(first, count, turn)
-            with span("nsa.query.backward"):
-                _finish(
-                    self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg, tokens=turn,
-                    slots=self.part_dq,
-                )  # fmt: skip
-        parts = self._tile_parts if self._gather is None else None
+        done = None if beside is None else (beside.record_event(), dense)
+        for i, turn in enumerate(self.turns):
+            part = i % len(places)
+            with torch.cuda.stream(beside if part else main):
+                with span("nsa.sel.backward"):
+                    self.scored(first, count, turn, part)
+                if done is not None and i < 2:
+                    torch.cuda.current_stream(self.do.device).wait_event(done[part])
+                with span("nsa.query.backward"):
+                    _finish(
+                        self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg, tokens=turn,
+                        slots=places[part],
+                    )  # fmt: skip
+        if main is not None and len(places) > 1:
+            main.wait_stream(beside)
+        parts = None if self._gathers else self._tile_parts
         with span("nsa.win.backward"):
             for i, sums in enumerate((*self.fused.selected, *self.fused.in_window)):
                 _finish(

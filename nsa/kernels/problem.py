@@ -27,7 +27,8 @@ __all__ = ["Problem", "capability", "ceil_div", "n_processors", "strides"]
 
 # Partial results of the scored blocks may take this much memory at once; beyond it (batch, group) pairs run in turns.
 _SCRATCH_BYTES = 4 << 30
-# Those of the queries in the backward pass take this much; beyond it the tokens of a pair run in turns as well.
+# Those of the queries in the backward pass take this much; beyond it the tokens of a pair run in turns as well, two of
+# them at a time.
 _TURN_BYTES = 1536 << 20
 
 
@@ -187,13 +188,15 @@ class Problem:
         count = ceil_div(self.bg, ceil_div(self.bg, most))
         return [(first, min(count, self.bg - first)) for first in range(0, self.bg, count)]
 
-    def turns(self, pairs: int) -> list[tuple[int, int]]:
-        """``(first, end)`` runs of tokens, of whole spans, about equal ones, for which the queries' partial results of
-        ``pairs`` (batch, group) pairs fit their limit."""
+    def turns(self, pairs: int) -> tuple[list[tuple[int, int]], int]:
+        """``(first, end)`` runs of tokens, of whole spans, about equal ones, and whether one or two of them at a time: so
+        many that the queries' partial results of ``pairs`` (batch, group) pairs fit their limit."""
         spans = ceil_div(self.S, self.span)
         per_span = pairs * self.span * self.n_top * self.hpg * self.dims.dk * self.dtype.itemsize
         count = ceil_div(spans, ceil_div(spans, max(1, _TURN_BYTES // max(per_span, 1))))
-        return [(i * self.span, min((i + count) * self.span, self.S)) for i in range(0, spans, count)]
+        beside = 2 if 1 < count < spans else 1
+        count //= beside
+        return [(i * self.span, min((i + count) * self.span, self.S)) for i in range(0, spans, count)], beside
 
     def query_chunk(self, wanted: int, step: int) -> tuple[int, int]:
         """Length and number of about ``wanted`` query chunks, the length a multiple of ``step`` tokens."""

@@ -22,6 +22,7 @@ __all__ = [
     "function",
     "launch",
     "pointers",
+    "second_stream",
     "source",
     "strided",
     "tensor_map",
@@ -103,6 +104,19 @@ def launch(
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         at = ctypes.addressof(parameters)
         nvrtc.check(driver.cuLaunchKernel(handle, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, at, 0))
+
+
+@functools.cache
+def _second_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def second_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A GPU's second stream, for kernels that need nothing of those on the current one: where a kernel ends, processors
+    that have nothing to do any more take blocks of the other stream's. None without a GPU."""
+    if device.type != "cuda":
+        return None
+    return _second_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def pointers(*groups: Iterable[Tensor]) -> list[tuple[int, ...]]:
