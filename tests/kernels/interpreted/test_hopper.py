@@ -3,7 +3,10 @@ layouts, the same sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +124,58 @@ KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
 }  # fmt: skip
 
 
+SHAPE = (2, 40, 4, 2, 16)
+"""B, S, H, G and channels of values."""
+
+
+def backward_by_doubles(
+    monkeypatch: pytest.MonkeyPatch, *, dk: int, turns: int, parts: bool = True, gathers: bool = True,
+    windows: bool = True, scratch: int = 4 << 30, submit: Callable[[Callable[[], None]], None] | None = None,
+) -> list[str]:  # fmt: skip
+    """Put doubles in the place of the kernels, hold what they find against Triton's kernels, and return which ran.
+
+    ``submit`` takes what is launched; without it a launch runs at once.
+    """
+    B, S, H, G, dim = SHAPE
+    gen = torch.Generator().manual_seed(0)
+    shapes = [(B, S, H, dk), *[(B, S, G, dk), (B, S, G, dim)] * 3, (B, S, H, 3)]
+    x = [torch.randn(shape, generator=gen).requires_grad_() for shape in shapes]
+
+    def found() -> tuple[Tensor, ...]:
+        o = nsa_attention_triton(*x, **SIZES)
+        assert isinstance(o, Tensor)
+        return torch.autograd.grad(o, x, torch.randn(o.shape, generator=torch.Generator().manual_seed(1)))
+
+    wanted = found()
+    tensors, ran = Tensors(), []
+
+    def run(name: str, constants: Any, shared: int, blocks: int, given: Any, device: torch.device) -> None:
+        def kernel() -> None:
+            ran.append(name)
+            KERNELS[name](tensors, given, dict(constants) | {"LS": SIZES["l_sel"]})
+
+        (submit or (lambda x: x()))(kernel)
+
+    monkeypatch.setattr(launch_backward, "why_no_wgmma", lambda *_: None)
+    monkeypatch.setattr(launch_backward, "why_no_gather", lambda *_: None if gathers else "off")
+    monkeypatch.setattr(launch_backward, "why_no_window", lambda *_, **__: None if windows else "off")
+    for where in (launch, launch_backward):
+        monkeypatch.setattr(where, "sums_queries", lambda _: not parts)
+    for module in (launch, window):
+        monkeypatch.setattr(module, "tensor_map", tensors.tensor_map)
+        monkeypatch.setattr(module, "pointers", tensors.pointers)
+        monkeypatch.setattr(module, "launch", run)
+    monkeypatch.setattr(problem, "_SCRATCH_BYTES", scratch)
+    # Spans of 16 of the 40 tokens, and room for the partial results of all three or of two, one beside the other.
+    monkeypatch.setattr(problem, "gathers_by_wgmma", lambda *_: gathers)
+    monkeypatch.setattr(problem, "choose_span", lambda *_: 16)
+    pairs = 1 if scratch == 1 else B * G
+    monkeypatch.setattr(problem, "_TURN_BYTES", {1: 3, 3: 2}[turns] * pairs * 16 * 2 * (H // G) * dk * 4)
+    for a, b in zip(found(), wanted, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()
+    return ran
+
+
 @pytest.mark.parametrize(
     ("windows", "dk"),
     [(True, 16), (False, 16), (True, 48), (False, 48)],
@@ -140,40 +195,87 @@ KERNELS: dict[str, Callable[[Tensors, Any, dict[str, int]], None]] = {
 def test_gradients_equal_those_of_tritons_kernels(
     parts: bool, gathers: bool, scratch: int, turns: int, windows: bool, dk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gen = torch.Generator().manual_seed(0)
-    B, S, H, G, dim = 2, 40, 4, 2, 16
-    shapes = [(B, S, H, dk), *[(B, S, G, dk), (B, S, G, dim)] * 3, (B, S, H, 3)]
-    x = [torch.randn(shape, generator=gen).requires_grad_() for shape in shapes]
-
-    def found() -> tuple[Tensor, ...]:
-        o = nsa_attention_triton(*x, **SIZES)
-        assert isinstance(o, Tensor)
-        return torch.autograd.grad(o, x, torch.randn(o.shape, generator=torch.Generator().manual_seed(1)))
-
-    wanted = found()
-    tensors, ran = Tensors(), []
-
-    def run(name: str, constants: Any, shared: int, blocks: int, given: Any, device: torch.device) -> None:
-        ran.append(name)
-        KERNELS[name](tensors, given, dict(constants) | {"LS": SIZES["l_sel"]})
-
-    monkeypatch.setattr(launch_backward, "why_no_wgmma", lambda *_: None)
-    monkeypatch.setattr(launch_backward, "why_no_gather", lambda *_: None if gathers else "off")
-    monkeypatch.setattr(launch_backward, "why_no_window", lambda *_, **__: None if windows else "off")
-    for where in (launch, launch_backward):
-        monkeypatch.setattr(where, "sums_queries", lambda _: not parts)
-    for module in (launch, window):
-        monkeypatch.setattr(module, "tensor_map", tensors.tensor_map)
-        monkeypatch.setattr(module, "pointers", tensors.pointers)
-        monkeypatch.setattr(module, "launch", run)
-    monkeypatch.setattr(problem, "_SCRATCH_BYTES", scratch)
-    # Spans of 16 of the 40 tokens, and room for the partial results of all three or of two, one beside the other.
-    monkeypatch.setattr(problem, "gathers_by_wgmma", lambda *_: gathers)
-    monkeypatch.setattr(problem, "choose_span", lambda *_: 16)
-    pairs = 1 if scratch == 1 else B * G
-    monkeypatch.setattr(problem, "_TURN_BYTES", {1: 3, 3: 2}[turns] * pairs * 16 * 2 * (H // G) * dk * 4)
-    for a, b in zip(found(), wanted, strict=True):
-        assert (a - b).norm() <= 1e-5 * b.norm()
+    ran = backward_by_doubles(
+        monkeypatch, dk=dk, turns=turns, parts=parts, gathers=gathers, windows=windows, scratch=scratch
+    )
+    B, _, _, G, _ = SHAPE
     runs = B * G if scratch == 1 and (parts or not gathers) else 1
     gathered = ["gather_backward"] * (turns if parts and windows else 1) * gathers
     assert ran == ["dense_backward", *["window_backward"] * windows, *gathered] * runs
+
+
+class Stream:
+    """Work in order, none of which has run yet: functions, events to tell, and events to wait for."""
+
+    def __init__(self) -> None:
+        self.work: deque[Callable[[], None] | tuple[str, list[bool]]] = deque()
+
+    def record_event(self) -> list[bool]:
+        self.work.append(("tell", event := [False]))
+        return event
+
+    def wait_event(self, event: list[bool]) -> None:
+        self.work.append(("wait", event))
+
+    def wait_stream(self, other: Stream) -> None:
+        self.wait_event(other.record_event())
+
+    def step(self) -> bool:
+        """Run the next piece of work, unless there is none or it waits for an event."""
+        if not self.work or (isinstance(self.work[0], tuple) and self.work[0][0] == "wait" and not self.work[0][1][0]):
+            return False
+        item = self.work.popleft()
+        if isinstance(item, tuple):
+            item[1][0] = True
+        else:
+            item()
+        return True
+
+
+@pytest.mark.parametrize("eager", ["main", "second"])
+@pytest.mark.parametrize(("turns", "scratch"), [(1, 4 << 30), (3, 4 << 30), (3, 1)])
+def test_gradients_do_not_depend_on_the_stream_that_is_ahead(
+    eager: str, turns: int, scratch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stream runs as far as its events let it before the other one takes its next step."""
+    streams = {"main": Stream(), "second": Stream()}
+    current = [streams["main"]]
+    order = [streams[eager], *(x for name, x in streams.items() if name != eager)]
+
+    class Cuda:
+        @staticmethod
+        def current_stream(device: torch.device) -> Stream:
+            return current[-1]
+
+        @staticmethod
+        @contextmanager
+        def stream(x: Stream) -> Iterator[None]:
+            current.append(x)
+            yield
+            current.pop()
+
+    def later(function: Callable[..., Any]) -> Callable[..., None]:
+        def call(*arguments: Any, **options: Any) -> None:
+            current[-1].work.append(lambda: function(*arguments, **options))
+
+        return call
+
+    def run_all(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            while any(x.step() for x in order):
+                pass
+            assert not any(x.work for x in order)
+            return function(*arguments, **options)
+
+        return call
+
+    faked = SimpleNamespace(**{name: getattr(torch, name) for name in ("empty", "float32")}, cuda=Cuda)
+    monkeypatch.setattr(launch_backward, "torch", faked)
+    monkeypatch.setattr(launch_backward, "second_stream", lambda _: streams["second"])
+    monkeypatch.setattr(launch_backward, "_finish", later(launch_backward._finish))
+    monkeypatch.setattr(launch.HopperBackward, "begin", later(launch.HopperBackward.begin))
+    monkeypatch.setattr(launch_backward._Parts, "compressed_keys", run_all(launch_backward._Parts.compressed_keys))
+    ran = backward_by_doubles(
+        monkeypatch, dk=16, turns=turns, scratch=scratch, submit=lambda kernel: current[-1].work.append(kernel)
+    )
+    assert sorted(set(ran)) == sorted(KERNELS)
