@@ -196,8 +196,8 @@ class _Parts:
         """Run scored blocks, window and forced blocks of some pairs, after :meth:`compressed`, and finish their
         gradients: of q, and of keys and values of the selected branch and of the window.
 
-        The window runs on the second stream beside the compressed branch; then, where there is room for two turns, every
-        other one does, beside the one before it. No turn is finished before both branches are done.
+        The window runs on the second stream beside the compressed branch; then, where there is room for two turns,
+        every other one does, beside the one before it. No turn is finished before both branches are done.
         """
         assert self.fused is not None
         assert self._window is not None

@@ -189,8 +189,8 @@ class Problem:
         return [(first, min(count, self.bg - first)) for first in range(0, self.bg, count)]
 
     def turns(self, pairs: int) -> tuple[list[tuple[int, int]], int]:
-        """``(first, end)`` runs of tokens, of whole spans, about equal ones, and whether one or two of them at a time: so
-        many that the queries' partial results of ``pairs`` (batch, group) pairs fit their limit."""
+        """``(first, end)`` runs of tokens, of whole spans, about equal ones, and whether one or two of them at a time:
+        so many that the queries' partial results of ``pairs`` (batch, group) pairs fit their limit."""
         spans = ceil_div(self.S, self.span)
         per_span = pairs * self.span * self.n_top * self.hpg * self.dims.dk * self.dtype.itemsize
         count = ceil_div(spans, ceil_div(spans, max(1, _TURN_BYTES // max(per_span, 1))))
