@@ -325,7 +325,7 @@ def _ended(
     port_taken = ending is None and rc != 0 and says_port_in_use(out, running.launch.port)
     reason: Reason = "exited" if ending is None else ending.reason
     killed_by_kernel = oom_kills() - running.oom_kills_before if rc != 0 else 0
-    # What nodes told last is older than their end.
+    # What nodes report is older than their end.
     step = None if running.spec.groups and rc == 0 else look.progress.step
     exited = describe_exit(rc, out=out, step=step, oom_kills=killed_by_kernel)
     detail = exited if ending is None else ending.detail
