@@ -67,6 +67,24 @@ def criterion(result: dict, name: str) -> dict:
     return next(one for one in result["phases"][0]["criteria"] if one["id"] == f"baseline.{name}")
 
 
+@pytest.mark.parametrize(("ends", "code", "decision"), [("0", 0, "GO"), ("1", 1, "NO_GO")])
+def test_the_exit_code_counts_where_the_steps_are_all_that_it_does(
+    endless, ends: str, code: int, decision: str
+) -> None:
+    """It had been ended in the moment of its last row: GO for a trainer that always ended with 1."""
+    _, result = endless(f"if count == 60: sys.exit({ends})", trainer="  max_steps: 60")
+    outcome = run_of(result)["outcome"]
+    assert (outcome["reason"], outcome["rc"], result["decision"]) == ("exited", code, decision)
+    assert criterion(result, "exit")["status"] == ("PASS" if code == 0 else "FAIL")
+
+
+def test_one_that_goes_on_behind_all_its_steps_is_ended_after_a_while(endless) -> None:
+    rc, result = endless(trainer="  max_steps: 60")
+    outcome = run_of(result)["outcome"]
+    assert (rc, outcome["reason"]) == (0, "at_steps"), result["why"]
+    assert 9 < outcome["attempts"][0]["duration_s"] < 19
+
+
 def test_a_run_is_ended_behind_its_steps_and_judged_by_them(cli, endless, workdir: Path) -> None:
     rc, result = endless(last=3 / 61 + 1e-4)
     assert rc == 0, result["why"]

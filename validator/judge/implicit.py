@@ -58,6 +58,8 @@ def implicit_criteria(
 
 def _ended_text(phase: Phase, runbook: Runbook) -> str:
     if isinstance(phase, TrainingPhase) and runbook.trainer.stop == "at_steps":
+        if phase.steps == runbook.trainer.max_steps:
+            return "every run ends by itself with exit code 0, or is ended by validator behind its steps"
         return "every run continues until validator ends it behind its steps"
     return "every run ends by itself with exit code 0"
 

@@ -54,6 +54,7 @@ class RunSpec(Frozen):
     nproc: int = Field(0, ge=0, description="Ranks of a group, by the launcher or the trainer itself; 0 where unknown.")
     steps: int | None = None
     stop: Stop = Field("trainer", description="What ends it.")
+    max_steps: int | None = Field(None, description="Steps that the trainer does at most, as declared.")
     warmup_steps: int = 0
     tokens_per_step: int | None = Field(None, description="Tokens of an optimizer step, all ranks, as declared.")
     pause_every: int | None = Field(None, description="Steps from one pause to the next, as declared.")
@@ -81,6 +82,11 @@ class RunSpec(Frozen):
     def phase_model(self) -> type[PhaseBase]:
         """The model of its kind of phase."""
         return schema_of(self.kind)
+
+    @property
+    def ends_there_itself(self) -> bool:
+        """Whether validator ends the run behind steps that are all the trainer does, so that it may end by itself."""
+        return self.stop == "at_steps" and None not in (self.steps, self.max_steps) and self.steps == self.max_steps
 
     @property
     def ended_at(self) -> int | None:

@@ -217,6 +217,7 @@ class PhasePlanner:
             nproc=nproc * max(1, self.nodes),
             steps=steps,
             stop=trainer.stop,
+            max_steps=trainer.max_steps,
             warmup_steps=warmup_of(runbook, phase),
             tokens_per_step=tokens_of(runbook, phase),
             pause_every=pause_every_of(runbook, phase),

@@ -39,6 +39,9 @@ _GPU_SLACK_MIB = 64.0
 _EVIDENCE_S = 20.0
 """What nodes may take to save evidence of a stall, and to send it, beyond the time that ranks have for their stacks."""
 
+_OWN_END_S = 10.0
+"""What a trainer that is ended behind all the steps it does has to end by itself, so that its exit code is seen."""
+
 _STEP_S = 25.0
 """What a run across nodes may take to end beyond the grace of its nodes."""
 
@@ -102,6 +105,7 @@ class _Running:
     monitor: Monitor
     oom_kills_before: int
     noted: set[str] = field(default_factory=set)
+    done_since: float | None = None
     bundle: tuple[Path, ...] = ()
 
 
@@ -233,13 +237,16 @@ def _wait(waiter: Waiter, arrivals: ArrivalStamps, until: float) -> bool:
 
 def _judge(running: _Running, look: Look) -> _Ending | None:
     """Whether a look calls for an end. With `halt: false` an anomaly is only recorded, once."""
-    limits = running.spec.watchdog
+    spec, limits = running.spec, running.spec.watchdog
     _note_anomalies(running, look)
     if limits is not None and look.anomalies and limits.halt:
         first = look.anomalies[0]
         return _Ending("halted", first.message, code=first.code)
     if running.monitor.steps_are_done:
-        return _Ending("at_steps", f"was ended by validator behind its {running.spec.steps} steps")
+        running.done_since = running.done_since or time.monotonic()
+        if spec.ends_there_itself and time.monotonic() < running.done_since + _OWN_END_S:
+            return None
+        return _Ending("at_steps", f"was ended by validator behind its {spec.steps} steps")
     if limits is None:
         return None
     if look.silence is None:
