@@ -19,7 +19,7 @@ from validator.files import open_file
 from validator.ingest.read_log import FaultLog, ReadLog, decode_numbers, load_numbers, printable, read_blocks
 from validator.ingest.rows import merge_rows_per_step, odd_names, rising
 from validator.model.catalogue import METRICS
-from validator.model.columns import HEADERLESS, contract_names
+from validator.model.columns import HEADERLESS, contract_names, renamed
 from validator.model.result import CoarseClock, Floats, PrintedPlaces, SourceFile, Steps
 
 MAX_COLUMNS = 512
@@ -68,6 +68,7 @@ class _Parts:
     faults: FaultLog = field(default_factory=FaultLog)
     texts: FaultLog = field(default_factory=FaultLog)
     ended: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def judge_texts(self) -> None:
         """Cells without a number are a flaw, but for a column of the trainer's own that holds words by design."""
@@ -108,19 +109,27 @@ _TEXT_SHARE = 0.5
 """Share of a column's cells that hold words from which these are what the column is for."""
 
 
-def read_table(path: Path, read_log: ReadLog, *, ended: bool = False) -> StepTable | None:
-    """Read a CSV of numbers by step. `ended` says that its writer has finished, so that its last line is complete.
+def read_table(
+    path: Path, read_log: ReadLog, *, ended: bool = False, names: Mapping[str, str] | None = None
+) -> StepTable | None:
+    """Read a CSV of numbers by step.
+
+    Args:
+        ended: whether its writer has finished, so that its last line is complete.
+        names: the columns that hold a series under another name, by series.
 
     Returns None when the file cannot be opened; an empty file gives a table without columns. Never raises on content.
     """
-    parts = _Parts(ended=ended)
+    parts = _Parts(ended=ended, renamed=names or {})
     source = read_blocks(path, read_log, lambda block, line: _take_block(block, line, parts), what="the table")
     if source is None:
         return None
     parts.judge_texts()
     parts.faults.note(read_log, path, _FAULTS)
     if parts.names and "step" not in parts.names:
-        read_log.note("no-step-column", f"no column is named step; columns: {', '.join(parts.names)}", path, 1)
+        advice = "metrics.names says which it is: {step: COLUMN}"
+        message = f"no column is named step; columns: {', '.join(parts.names)}; {advice}"
+        read_log.note("no-step-column", message, path, 1)
         return StepTable({}, source, 0)
     if not parts.rows:
         read_log.note("empty", "the table holds no rows", path)
@@ -166,6 +175,7 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     """Set the columns' names from the first line; whether that line was a header."""
     text = head.decode("utf-8", "replace")
     cells = [_unquoted(cell.strip(" \r")) for cell in _split_cells(text.rstrip("\r\n"))][:MAX_COLUMNS]
+    cells = renamed(cells, parts.renamed)
     if _cell_number(cells[0].strip("\0")) is not None:
         parts.names = HEADERLESS[: len(cells)] + tuple(f"column_{i + 1}" for i in range(4, len(cells)))
         if len(cells) > len(HEADERLESS):

@@ -93,7 +93,8 @@ class TrainerMetrics(Frozen):
     )
     names: dict[Identifier, str] = Field(
         default_factory=dict,
-        description="Keys under which files of a reader hold a series, where it does not know them: `{loss: L/total}`.",
+        description="Keys under which files of a reader, or columns under which `csv`, hold a series by another name: "
+        "`{loss: L/total}`, `{step: update, step_time_ms: update_msec}`.",
     )
     csv: str | None = Field(None, description="CSV of `step,loss,lr,toks_per_s,…`, with or without a header.")
     heartbeat: str | None = Field(None, description="JSON lines, one file per rank; `{rank}` is the rank.")

@@ -44,6 +44,11 @@ _CONTINUES = re.compile(r"[0-9]|\.[0-9]|[,_][0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kK
 _DECIMALS = re.compile(r",\d+(?!\d|[.,]\d)")
 """Possible decimals of the whole number before them, `,31` of `2,31`; followed by more numbers it is a list."""
 
+_DOTTED = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+")
+"""May be thousands where commas are decimal: `1.234` of `1.234,5`."""
+
+_ANYTHING = re.compile(r"\.[*+]\??,$")
+
 _AT_START = r"(?<!\d)(?<!\d[.,])(?<![\s=:(\[][-+])"
 """Where a number begins. Without it, a greedy `.*` before the group takes its first digits."""
 
@@ -273,9 +278,12 @@ def _matches_partly(match: re.Match[str], group: str) -> bool:
     after = "" if any(begin == last + 1 for begin, _ in others) else match.string[last:][:8]
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
         return False  # the k is the unit of the name
-    before = "" if any(end == first - 1 for _, end in others) else match.string[max(0, first - 2) : first]
+    apart = any(end == first - 1 for _, end in others) or group in _behind_commas(match.re.pattern)
+    before = "" if apart else match.string[max(0, first - 2) : first]
     if after and name not in _COUNTS and re.fullmatch(r"[-+]?\d+", text) and _DECIMALS.match(match.string, last):
         return group not in _before_commas(match.re.pattern)
+    if after[:1] in (",", "_") and "." in text and not _DOTTED.fullmatch(text):
+        after = ""  # behind a decimal point there are no thousands: the cell of a table has ended
     lost_sign = name != "step" and re.search(r"(?:^|[\s=:(\[])-$", before) is not None
     return lost_sign or _CONTINUES.match(after) is not None or re.search(r"\d[.,]?$", before) is not None
 
@@ -284,6 +292,13 @@ def _matches_partly(match: re.Match[str], group: str) -> bool:
 def _before_commas(pattern: str) -> frozenset[str]:
     """The groups that the pattern itself follows by a comma, which is then a separator."""
     return frozenset(group.name for group in _groups(pattern) if pattern.startswith(",", group.end + 1))
+
+
+@lru_cache(maxsize=64)
+def _behind_commas(pattern: str) -> frozenset[str]:
+    """The groups that the pattern itself puts behind a comma. Behind `.*,` that may be one within the number."""
+    before = {group.name: pattern[: pattern.rfind("(?P<", 0, group.start)] for group in _groups(pattern)}
+    return frozenset(name for name, text in before.items() if text.endswith(",") and not _ANYTHING.search(text))
 
 
 def _printed(match: re.Match[str]) -> Printed:

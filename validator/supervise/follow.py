@@ -22,7 +22,7 @@ from validator.ingest.readers.hf_trainer import TwoStreams
 from validator.ingest.readers.rows import live_values
 from validator.ingest.text_logs import find_text_log
 from validator.model.budget import TooSlow, searching
-from validator.model.columns import HEADERLESS, contract_names, contract_values, says_nothing, without_colors
+from validator.model.columns import HEADERLESS, contract_names, contract_values, renamed, says_nothing, without_colors
 from validator.model.nodes import Live
 from validator.model.pattern import Printed, StepCounter, line_pattern
 from validator.model.print_tables import PrintedTable
@@ -305,16 +305,22 @@ class RunFollower:
         if tail.again:  # its header may be another one, and not among the newest lines
             self._columns.pop(name, None)
         for line, end in lines:
-            names = None if line[:1].isdigit() else _header(line)
+            names = None if line[:1].isdigit() else self._header(line)
             if names is not None:
                 self._columns[name] = names
                 continue
             if name not in self._columns:
-                self._columns[name] = _header(tail.first_line) or HEADERLESS
+                self._columns[name] = self._header(tail.first_line) or HEADERLESS
             values = _numbers(dict(zip(self._columns[name], _cells(line), strict=False)))
             step = _whole(values.pop("step", None))
             if step is not None:
                 yield Record(name, 0, step, values, row=True, path=tail.path, end=end)
+
+    def _header(self, line: bytes) -> tuple[str, ...] | None:
+        """The contract's names of the columns, if the line names them: one is the step, and none is a number."""
+        cells = _cells(line)
+        names = tuple(contract_names(renamed(cells, self.metrics.names)))
+        return names if "step" in names and not _numbers(dict(enumerate(cells))) else None
 
     def _logged(self, now: float) -> Iterator[Record]:
         """Rows of the files that readers find."""
@@ -426,13 +432,6 @@ def _text(line: bytes) -> str:
 
 def _cells(line: bytes) -> list[str]:
     return [cell.strip().strip("\"'") for cell in line.decode("utf-8", "replace").lstrip("\ufeff").split(",")]
-
-
-def _header(line: bytes) -> tuple[str, ...] | None:
-    """The contract's names of the columns, if the line names them: one is the step, and none is a number."""
-    cells = _cells(line)
-    names = tuple(contract_names(cells))
-    return names if "step" in names and not _numbers(dict(enumerate(cells))) else None
 
 
 def _numbers(cells: Mapping[Any, object]) -> dict[str, float]:

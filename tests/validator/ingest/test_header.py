@@ -39,6 +39,7 @@ def faults(path: Path, header: str | bytes, *, cells: int | None = None) -> list
         "step,closs,gloss,%util,mem(MiB),größe",
         "step,loss,acc,toks_per_s",
         '"iter","train_loss","step_time_ms","ktoks_per_s","lr"',
+        "step,loss,lr,step_time_ms,samples_per_s",
     ],
 )
 def test_a_name_of_ones_own_is_no_fault(tmp_path: Path, header: str) -> None:

@@ -15,11 +15,11 @@ from validator.ingest.read_log import ReadLog
 from validator.ingest.table import StepTable, read_table
 
 
-def read(tmp_path: Path, data: bytes | str) -> tuple[StepTable, dict[str, str]]:
+def read(tmp_path: Path, data: bytes | str, names: dict[str, str] | None = None) -> tuple[StepTable, dict[str, str]]:
     path = tmp_path / "training.csv"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     read_log = ReadLog(tmp_path)
-    table = read_table(path, read_log)
+    table = read_table(path, read_log, names=names)
     assert table is not None
     return table, {i.code: i.message for i in read_log.irregularities}
 
@@ -156,6 +156,26 @@ def test_what_is_no_table_gives_no_columns(tmp_path: Path, data: bytes, code: st
     table = read_table(path, read_log)
     assert dict(table.columns) == {}
     assert code in {i.code for i in read_log.irregularities}
+
+
+NAMES = {"step": "update", "loss": "bits", "step_time_ms": "msec"}
+
+
+@pytest.mark.parametrize("header", ["update,bits,msec", "bits,step,update,msec", '"update", bits ,"msec",step'])
+def test_columns_of_other_names_are_read_by_those_that_are_given(tmp_path: Path, header: str) -> None:
+    """A column that is named like a series, and is not the one that was given, is something else."""
+    cells = {"update": "{0}", "bits": "2.5", "msec": "85", "step": "9{0}"}
+    order = [cells[cell.strip(' "')] for cell in header.split(",")]
+    rows = "".join(",".join(order).format(step) + "\n" for step in (4, 8, 12))
+    table, faults = read(tmp_path, f"{header}\n{rows}", NAMES)
+    assert faults == {}
+    assert column(table, "loss") == [(4, 2.5), (8, 2.5), (12, 2.5)]
+    assert [value for _, value in column(table, "step_time_ms")] == [85.0] * 3
+
+
+def test_what_no_column_is_named_is_said_with_the_way_to_name_it(tmp_path: Path) -> None:
+    _, faults = read(tmp_path, "update,bits\n1,2.5\n")
+    assert "metrics.names says which it is: {step: COLUMN}" in faults["no-step-column"]
 
 
 def test_a_folder_in_its_place_is_an_irregularity(tmp_path: Path) -> None:

@@ -72,12 +72,25 @@ def test_a_decimal_comma_is_no_end_of_a_number(pattern: str, text: str) -> None:
         ("step {step} losses .{loss}", "step 7 losses [2,5,3]", 2.0),
         ("step {step} losses .{loss}", "step 7 losses [2,5.5]", 2.0),
         ("step {step} loss {loss}", "step 7 loss 12,345", 12345.0),
+        ("^{step},[^,]*,{loss},", "7,4000,85.37,749.6", 85.37),
+        (r"^(?P<step>\d+),[^,]*,(?P<loss>[\d.]+)", "7,4000,85.37,749.6", 85.37),
+        ("^{step},[^,]*,{loss}$", "7,12,345", 345.0),
     ],
 )
 def test_a_comma_that_separates_is_no_decimal_one(pattern: str, line: str, loss: float) -> None:
     printed = line_pattern(pattern).read(line)
     assert printed.odd is None
     assert printed.values["loss"] == loss
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [("^step {step} .*,{loss}", "step 7 at 1,234.5"), (r"step {step} loss (?P<loss>[\d.]+)", "step 7 loss 1.234,567")],
+)
+def test_a_comma_that_may_be_within_the_number_separates_nothing(pattern: str, line: str) -> None:
+    printed = line_pattern(pattern).read(line)
+    assert printed.odd is not None
+    assert "loss" not in printed.values
 
 
 def test_a_date_with_its_zone_is_read_whole() -> None:

@@ -53,6 +53,16 @@ def test_a_long_file_can_be_joined_near_its_end(tmp_path: Path) -> None:
     assert lines[-1] == b"99999"
 
 
+def test_columns_of_other_names_are_followed_by_those_that_are_given(tmp_path: Path) -> None:
+    names = {"step": "update", "loss": "bits", "step_time_ms": "msec"}
+    follower = RunFollower(out=tmp_path, metrics=TrainerMetrics(csv="progress.csv", names=names))
+    _append(tmp_path / "progress.csv", "update,bits,msec\n4,2.5,85\n8,2.25,80\n")
+    found = [(one.step, one.values) for one in follower.look()]
+    assert [step for step, _ in found] == [4, 8]
+    assert [values["loss"] for _, values in found] == [2.5, 2.25]
+    assert found[0][1]["step_time_s"] == pytest.approx(0.085)
+
+
 def test_who_shows_the_latest_values_reads_the_newest_lines_alone(tmp_path: Path) -> None:
     follower = RunFollower(out=tmp_path, metrics=FILES, newest=5)
     path = tmp_path / "training.csv"
