@@ -29,7 +29,7 @@ trainer:
   stop: at_steps
   metrics: {{stdout: 'step {{step}} loss {{loss}} tok/s {{toks_per_s}}'}}
 {trainer}
-defaults: {{timeout: 20s, warmup_steps: 5, nproc: {nproc}}}
+defaults: {{timeout: 30s, warmup_steps: 5, nproc: {nproc}, watchdog: {watchdog}}}
 phases: [{{id: baseline, kind: train, steps: 60, accept: [toks_per_s.mean >= 4000 tok/s, loss.last <= {last}]}}]
 """
 
@@ -49,9 +49,10 @@ def endless(cli, workdir: Path):
         trainer: str = "",
         metrics: str = "",
         nproc: int = 0,
+        watchdog: str = "{}",
     ) -> tuple[int, dict]:
         (workdir / "forever.py").write_text(_FOREVER.format(after=after, first=first, pause=pause, flush=flush))
-        text = _RUNBOOK.format(command=command, trainer=trainer, nproc=nproc, last=last)
+        text = _RUNBOOK.format(command=command, trainer=trainer, nproc=nproc, last=last, watchdog=watchdog)
         (workdir / "endless.yaml").write_text(text.replace("metrics: {", f"metrics: {{{metrics}"))
         answer = cli("run", "endless.yaml")
         return answer.rc, result_of(workdir)
@@ -78,11 +79,23 @@ def test_the_exit_code_counts_where_the_steps_are_all_that_it_does(
     assert criterion(result, "exit")["status"] == ("PASS" if code == 0 else "FAIL")
 
 
-def test_one_that_goes_on_behind_all_its_steps_is_ended_after_a_while(endless) -> None:
+def test_one_that_goes_on_behind_all_its_steps_is_ended_there(endless) -> None:
     rc, result = endless(trainer="  max_steps: 60")
-    outcome = run_of(result)["outcome"]
-    assert (rc, outcome["reason"]) == (0, "at_steps"), result["why"]
-    assert 9 < outcome["attempts"][0]["duration_s"] < 19
+    assert (rc, run_of(result)["outcome"]["reason"]) == (0, "at_steps"), result["why"]
+    assert run_of(result)["outcome"]["attempts"][0]["duration_s"] < 9
+
+
+def test_one_that_is_busy_behind_all_its_steps_is_ended_after_a_while(endless) -> None:
+    rc, result = endless("while count == 60: pass", trainer="  max_steps: 60")
+    assert (rc, run_of(result)["outcome"]["reason"]) == (0, "at_steps"), result["why"]
+    assert 9 < run_of(result)["outcome"]["attempts"][0]["duration_s"] < 19
+
+
+def test_one_that_hangs_behind_all_its_steps_is_no_go(endless) -> None:
+    """It had been ended there like one that goes on."""
+    rc, result = endless("if count == 60: time.sleep(600)", trainer="  max_steps: 60", watchdog="{stall: 2s}")
+    assert (rc, run_of(result)["outcome"]["reason"]) == (1, "stalled"), result["why"]
+    assert "hang" in [one["code"] for one in result["findings"]]
 
 
 def test_a_run_is_ended_behind_its_steps_and_judged_by_them(cli, endless, workdir: Path) -> None:
@@ -186,7 +199,7 @@ def test_torchrun_says_that_it_was_the_signal(endless) -> None:
 
 
 def test_steps_must_be_readable_and_are_not_given_twice(cli, workdir: Path) -> None:
-    text = _RUNBOOK.format(command="forever.py", trainer="", nproc=0, last=1)
+    text = _RUNBOOK.format(command="forever.py", trainer="", nproc=0, last=1, watchdog="{}")
     (workdir / "a.yaml").write_text(text.replace("stdout: ", "env: env.json, extra: {}} #"))
     answer = cli("check", "a.yaml")
     assert "stop: at_steps needs to read steps while the trainer runs" in answer.err

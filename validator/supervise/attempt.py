@@ -40,7 +40,7 @@ _EVIDENCE_S = 20.0
 """What nodes may take to save evidence of a stall, and to send it, beyond the time that ranks have for their stacks."""
 
 _OWN_END_S = 10.0
-"""What a trainer that is ended behind all the steps it does has to end by itself, so that its exit code is seen."""
+"""What a trainer that is busy behind all the steps it does has to end by itself, so that its exit code is seen."""
 
 _STEP_S = 25.0
 """What a run across nodes may take to end beyond the grace of its nodes."""
@@ -242,10 +242,7 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
     if limits is not None and look.anomalies and limits.halt:
         first = look.anomalies[0]
         return _Ending("halted", first.message, code=first.code)
-    if running.monitor.steps_are_done:
-        running.done_since = running.done_since or time.monotonic()
-        if spec.ends_there_itself and time.monotonic() < running.done_since + _OWN_END_S:
-            return None
+    if running.monitor.steps_are_done and not _may_end_itself(running, look):
         return _Ending("at_steps", f"was ended by validator behind its {spec.steps} steps")
     if limits is None:
         return None
@@ -260,6 +257,19 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
     message = "; ".join(filter(None, (message, running.monitor.laggard(_node_of(running)))))
     _note_anomaly(running, "stall", message, look.progress.step)
     return _Ending("stalled", f"stalled: {message}", code="stall", evidence=True) if limits.halt else None
+
+
+def _may_end_itself(running: _Running, look: Look) -> bool:
+    """Whether a run is left alone behind its steps: where they are all that its trainer does, for a while, and longer
+    where it idles, until the watchdog says that it hangs."""
+    spec, now = running.spec, time.monotonic()
+    running.done_since = running.done_since or now
+    if not spec.ends_there_itself or (look.progress.step or 0) > (spec.steps or 0):
+        return False
+    if now < running.done_since + _OWN_END_S:
+        return True
+    activity, halts = running.monitor.activity(running.done_since), spec.watchdog is not None and spec.watchdog.halt
+    return halts and activity.cpu_cores is not None and not activity.busy
 
 
 def _node_of(running: _Running) -> Callable[[int], str]:

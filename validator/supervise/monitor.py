@@ -274,16 +274,17 @@ class Monitor:
         """Whether the run is one that validator ends, and all its steps are written."""
         return self._count is not None and self._count.done
 
-    def activity(self, now: float) -> watchdog.Activity:
-        """What the processes did lately."""
+    def activity(self, since: float = 0.0) -> watchdog.Activity:
+        """What the processes did of late, or at most `since` then, in monotonic seconds."""
         nodes = self.follower.behind if self._spec.groups else {"": None}
-        cores = [meter.cores for name, meter in self._cpu.items() if name in nodes]
+        cores = [meter.cores(since) for name, meter in self._cpu.items() if name in nodes]
         known = [one for one in cores if one is not None]
+        gpus = [one for one in self._gpu_samples if one[0] >= since]
         there = [f"{pid} on {name}" for name, node in nodes.items() if node is not None for pid in node.stopped]
         return watchdog.Activity(
             cpu_cores=sum(known) if known else None,
-            gpu_working=any(working for _, working, _ in self._gpu_samples) if self._gpu_samples else None,
-            gpu_spinning=any(spinning for _, _, spinning in self._gpu_samples),
+            gpu_working=any(working for _, working, _ in gpus) if gpus else None,
+            gpu_spinning=any(spinning for _, _, spinning in gpus),
             stopped=(*there, *self.tree.stopped()),
         )
 
@@ -336,7 +337,7 @@ class Monitor:
     def _judge_silence(self, now: float) -> watchdog.Silence | None:
         if self._spec.watchdog is None or not self.follower.has_source:
             return None
-        return watchdog.judge_silence(self.pace, self._spec.watchdog, self.activity(now), now=now)
+        return watchdog.judge_silence(self.pace, self._spec.watchdog, self.activity(), now=now)
 
     def _progress(self, now: float, *, state: ProgressState | None, silence: watchdog.Silence | None) -> Progress:
         latest = self.follower.latest

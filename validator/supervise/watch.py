@@ -243,7 +243,7 @@ class _Watcher:
         parents = {pid: stat.parent for pid, stat in stats.items()}
         self._cpu.add(now, sum(stat.cpu_s for pid, stat in stats.items() if _descends(pid, living, parents)))
         stopped = tuple(pid for pid in living if pid in stats and stats[pid].state == "T")
-        return Activity(cpu_cores=self._cpu.cores, stopped=stopped)
+        return Activity(cpu_cores=self._cpu.cores(), stopped=stopped)
 
     def _progress_sentence(self) -> str:
         latest = self._follower.latest

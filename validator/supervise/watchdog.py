@@ -243,12 +243,12 @@ class CpuMeter:
         while len(self._samples) > 2 and now - self._samples[1][0] >= self._window_s:
             self._samples.popleft()
 
-    @property
-    def cores(self) -> float | None:
-        """Cores in use, None until there are two samples."""
-        if len(self._samples) < 2 or self._samples[-1][0] <= self._samples[0][0]:
+    def cores(self, since: float = 0.0) -> float | None:
+        """Cores in use, of late or at most `since` then; None until there are two samples."""
+        samples = [one for one in self._samples if one[0] >= since]
+        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
             return None
-        (first, before), (last, after) = self._samples[0], self._samples[-1]
+        (first, before), (last, after) = samples[0], samples[-1]
         return max(0.0, after - before) / (last - first)
 
 

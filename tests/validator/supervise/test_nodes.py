@@ -67,21 +67,21 @@ def seen(monitor: Monitor, out: Path, *looks: dict[str, dict[str, Any]]) -> Look
 def test_what_nodes_say_of_their_processes_is_what_the_run_does(tmp_path: Path, make_spec: Make) -> None:
     monitor = monitor_of(tmp_path, make_spec, ((0, 1),))
     idle, busy = {"cpu_s": 3.0}, {"cpu_s": 30.0}
-    assert monitor.activity(time.monotonic()).describe() == "its activity is unknown", "and not that it is idle"
+    assert monitor.activity().describe() == "its activity is unknown", "and not that it is idle"
     assert "use 0.00 CPU cores" in str(
         seen(monitor, tmp_path, {"n1": idle, "n2": idle}, {"n1": idle, "n2": idle}).silence
     )
-    assert monitor.activity(time.monotonic()).busy is False
+    assert monitor.activity().busy is False
     seen(monitor, tmp_path, {"n1": idle, "n2": busy})
-    assert monitor.activity(time.monotonic()).busy
+    assert monitor.activity().busy
     spinning = {"n1": {**busy, "gpus": [False, True]}, "n2": {**busy, "gpus": [False, False]}}
     seen(monitor, tmp_path, spinning)
-    assert "the GPUs spin without moving memory" in monitor.activity(time.monotonic()).describe()
-    assert not monitor.activity(time.monotonic()).busy, "they wait for a lost rank"
+    assert "the GPUs spin without moving memory" in monitor.activity().describe()
+    assert not monitor.activity().busy, "they wait for a lost rank"
     seen(monitor, tmp_path, {**spinning, "n2": {**busy, "gpus": [True, True]}})
-    assert monitor.activity(time.monotonic()).busy
+    assert monitor.activity().busy
     seen(monitor, tmp_path, {"n1": busy, "n2": {**busy, "stopped": [4711]}})
-    assert monitor.activity(time.monotonic()).describe().startswith("process 4711 on n2 is stopped (state T)")
+    assert monitor.activity().describe().startswith("process 4711 on n2 is stopped (state T)")
 
 
 def test_of_nodes_that_train_alone_the_slowest_says_what_the_run_does(tmp_path: Path, make_spec: Make) -> None:
@@ -89,6 +89,6 @@ def test_of_nodes_that_train_alone_the_slowest_says_what_the_run_does(tmp_path: 
     monitor = monitor_of(tmp_path, make_spec, ((0,), (1,)))
     for cpu_s in (0.0, 90.0):
         seen(monitor, tmp_path, {"n1": {"step": 9, "cpu_s": cpu_s}, "n2": {"step": 4, "cpu_s": 1.0}})
-    assert not monitor.activity(time.monotonic()).busy
+    assert not monitor.activity().busy
     seen(monitor, tmp_path, {"n1": {"step": 9, "cpu_s": 90.0}, "n2": {"step": 4, "cpu_s": 80.0}})
-    assert monitor.activity(time.monotonic()).busy
+    assert monitor.activity().busy
