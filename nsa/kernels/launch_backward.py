@@ -136,8 +136,8 @@ class _Parts:
         self.turns, beside = p.turns(most) if in_turns else ([(0, p.S)], 1)
         shape = (most, (self.turns[0][1] - self.turns[0][0]) * p.n_top, p.hpg, p.dims.dk)
         # Where there is room for two turns, one is gathered while the other is finished.
-        self._parts_dq = None if sums_all else q.new_empty(beside, *shape).unbind()
-        self.part_dq = None if self._parts_dq is None else self._parts_dq[0]
+        self._places: tuple[Tensor | None, ...] = (None,) if sums_all else q.new_empty(beside, *shape).unbind()
+        self.part_dq = self._places[0]
         self.fused = None
         if by_wgmma:
             lse = (saved.lse_cmp, saved.lse_sel, saved.lse_win)
@@ -155,7 +155,7 @@ class _Parts:
         if self.fused is not None and self.summed:
             i = saved.index
             lists = (i.pairs, i.offsets, i.tile_offsets, i.tile_block)
-            self._gathers = [self.fused.gather(k_sel, v_sel, lists, part) for part in self._parts_dq or (None,)]
+            self._gathers = [self.fused.gather(k_sel, v_sel, lists, part) for part in self._places]
         elif p.n_top:
             self._tile_parts = _float32_pair(q, (most, p.max_tiles, p.l_sel), p)
         if self.fused is not None and self.window:
@@ -174,12 +174,12 @@ class _Parts:
             self._found = self._compressed(first, count)
 
     def scored(
-        self, first: int, count: int, turn: tuple[int, int] | None = None, part: int = 0
+        self, first: int, count: int, turn: tuple[int, int] | None = None, at: int = 0
     ) -> tuple[Tensor, Tensor] | None:
         """Run the scored blocks of some pairs, for all tokens or one of the turns, whose partial results go to one of
         two places; returns their sums for keys and values, by key or by work tile."""
         if self._gathers:
-            return self._gathers[part](first, count, turn or (0, self.p.S))
+            return self._gathers[at](first, count, turn or (0, self.p.S))
         if self._tile_parts is None:
             return None
         p, i, tile = self.p, self.saved.index, self.p.tiles.gather_backward
@@ -201,27 +201,28 @@ class _Parts:
         """
         assert self.fused is not None
         assert self._window is not None
-        p, beside, (dq, *keys) = self.p, self._beside, out
-        places = self._parts_dq or (None,)
-        main = None if beside is None else torch.cuda.current_stream(self.do.device)
-        with torch.cuda.stream(beside), span("nsa.win.backward"):  # forced blocks as well
-            dense = None if main is None else main.record_event()
+        p, (dq, *keys) = self.p, out
+        main = None if self._beside is None else torch.cuda.current_stream(self.do.device)
+        streams = (main, self._beside)
+        dense = None if main is None else main.record_event()
+        with torch.cuda.stream(self._beside), span("nsa.win.backward"):  # forced blocks as well
             self._window(first, count)
-        done = None if beside is None else (beside.record_event(), dense)
+        others = (None if self._beside is None else self._beside.record_event(), dense)
         for i, turn in enumerate(self.turns):
-            part = i % len(places)
-            with torch.cuda.stream(beside if part else main):
+            at = i % len(self._places)
+            stream = streams[at]
+            with torch.cuda.stream(stream):
                 with span("nsa.sel.backward"):
-                    self.scored(first, count, turn, part)
-                if done is not None and i < 2:
-                    torch.cuda.current_stream(self.do.device).wait_event(done[part])
+                    self.scored(first, count, turn, at)
+                if stream is not None and i < 2:
+                    stream.wait_event(others[at])
                 with span("nsa.query.backward"):
                     _finish(
                         self.fused.dq, dq, p, first=first, count=count, scale=p.scale, heads=p.hpg, tokens=turn,
-                        slots=places[part],
+                        slots=self._places[at],
                     )  # fmt: skip
-        if main is not None and len(places) > 1:
-            main.wait_stream(beside)
+        if main is not None and len(self._places) > 1:
+            main.wait_stream(self._beside)
         parts = None if self._gathers else self._tile_parts
         with span("nsa.win.backward"):
             for i, sums in enumerate((*self.fused.selected, *self.fused.in_window)):

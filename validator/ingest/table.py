@@ -68,7 +68,7 @@ class _Parts:
     faults: FaultLog = field(default_factory=FaultLog)
     texts: FaultLog = field(default_factory=FaultLog)
     ended: bool = False
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    series: Mapping[str, str] = field(default_factory=dict)
 
     def judge_texts(self) -> None:
         """Cells without a number are a flaw, but for a column of the trainer's own that holds words by design."""
@@ -110,17 +110,17 @@ _TEXT_SHARE = 0.5
 
 
 def read_table(
-    path: Path, read_log: ReadLog, *, ended: bool = False, names: Mapping[str, str] | None = None
+    path: Path, read_log: ReadLog, *, ended: bool = False, series: Mapping[str, str] | None = None
 ) -> StepTable | None:
     """Read a CSV of numbers by step.
 
     Args:
         ended: whether its writer has finished, so that its last line is complete.
-        names: the columns that hold a series under another name, by series.
+        series: what columns hold that have another name, by that name.
 
     Returns None when the file cannot be opened; an empty file gives a table without columns. Never raises on content.
     """
-    parts = _Parts(ended=ended, renamed=names or {})
+    parts = _Parts(ended=ended, series=series or {})
     source = read_blocks(path, read_log, lambda block, line: _take_block(block, line, parts), what="the table")
     if source is None:
         return None
@@ -175,7 +175,7 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     """Set the columns' names from the first line; whether that line was a header."""
     text = head.decode("utf-8", "replace")
     cells = [_unquoted(cell.strip(" \r")) for cell in _split_cells(text.rstrip("\r\n"))][:MAX_COLUMNS]
-    cells = renamed(cells, parts.renamed)
+    cells = renamed(cells, parts.series)
     if _cell_number(cells[0].strip("\0")) is not None:
         parts.names = HEADERLESS[: len(cells)] + tuple(f"column_{i + 1}" for i in range(4, len(cells)))
         if len(cells) > len(HEADERLESS):

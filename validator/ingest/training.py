@@ -115,7 +115,7 @@ def _read_metrics(state: ResultBuilder) -> None:
 
 def _read_csv(state: ResultBuilder) -> None:
     path = state.declared(state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
-    table = read_table(path, state.read_log, ended=state.ended, names=state.metrics.names) if path else None
+    table = read_table(path, state.read_log, ended=state.ended, series=state.metrics.series_of) if path else None
     if table is not None:
         state.add_table(table)
 

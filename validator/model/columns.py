@@ -128,10 +128,9 @@ def contract_values(values: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def renamed(cells: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """Columns by the series that `trainer.metrics.names` says they hold. One that has such a name by itself holds
-    something else, and loses it."""
-    series = {column: name for name, column in names.items()}
+def renamed(cells: Sequence[str], series: Mapping[str, str]) -> list[str]:
+    """Columns by the series that they hold, where `series` has them. One that has such a name by itself holds something
+    else, and loses it."""
     taken = {series[cell] for cell in cells if cell in series}
     return [series.get(cell, f"{cell} (unnamed)" if cell.lower() in taken else cell) for cell in cells]
 

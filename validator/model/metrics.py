@@ -131,6 +131,11 @@ class TrainerMetrics(Frozen):
     )
 
     @property
+    def series_of(self) -> dict[str, str]:
+        """`names` the other way round: the series that a key or a column holds."""
+        return {key: series for series, key in self.names.items()}
+
+    @property
     def readers(self) -> tuple[Reader, ...]:
         """The readers that are named, in their order."""
         return readers_of(self.reader)
@@ -157,6 +162,8 @@ class TrainerMetrics(Frozen):
                 raise ValueError(f"files names {name}, which is no reader here; write reader: {name}, or remove it")
             if not READERS[name].files:
                 raise ValueError(f"files names {name}, which reads what is printed; remove it")
+        if self.names and self.csv is None and not any(READERS[name].files for name in self.reader):
+            raise ValueError("names is for csv and readers of files, and none is here; write csv: FILE, or remove it")
         return self
 
     @property

@@ -47,7 +47,8 @@ _DECIMALS = re.compile(r",\d+(?!\d|[.,]\d)")
 _DOTTED = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+")
 """May be thousands where commas are decimal: `1.234` of `1.234,5`."""
 
-_ANYTHING = re.compile(r"\.[*+]\??,$")
+_PASSED_CELL = re.compile(r"(?:^\^?|,)\[\^,\][*+]\??,$")
+"""A cell that a pattern passes over, `[^,]*` with its comma: what comes then is the next one."""
 
 _AT_START = r"(?<!\d)(?<!\d[.,])(?<![\s=:(\[][-+])"
 """Where a number begins. Without it, a greedy `.*` before the group takes its first digits."""
@@ -278,11 +279,11 @@ def _matches_partly(match: re.Match[str], group: str) -> bool:
     after = "" if any(begin == last + 1 for begin, _ in others) else match.string[last:][:8]
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
         return False  # the k is the unit of the name
-    apart = any(end == first - 1 for _, end in others) or group in _behind_commas(match.re.pattern)
+    apart = any(end == first - 1 for _, end in others) or group in _behind_cells(match.re.pattern)
     before = "" if apart else match.string[max(0, first - 2) : first]
     if after and name not in _COUNTS and re.fullmatch(r"[-+]?\d+", text) and _DECIMALS.match(match.string, last):
         return group not in _before_commas(match.re.pattern)
-    if after[:1] in (",", "_") and "." in text and not _DOTTED.fullmatch(text):
+    if after[:1] == "," and "." in text and not _DOTTED.fullmatch(text):
         after = ""  # behind a decimal point there are no thousands: the cell of a table has ended
     lost_sign = name != "step" and re.search(r"(?:^|[\s=:(\[])-$", before) is not None
     return lost_sign or _CONTINUES.match(after) is not None or re.search(r"\d[.,]?$", before) is not None
@@ -295,10 +296,10 @@ def _before_commas(pattern: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _behind_commas(pattern: str) -> frozenset[str]:
-    """The groups that the pattern itself puts behind a comma. Behind `.*,` that may be one within the number."""
+def _behind_cells(pattern: str) -> frozenset[str]:
+    """The groups that the pattern puts behind the comma of a cell that it passes over."""
     before = {group.name: pattern[: pattern.rfind("(?P<", 0, group.start)] for group in _groups(pattern)}
-    return frozenset(name for name, text in before.items() if text.endswith(",") and not _ANYTHING.search(text))
+    return frozenset(name for name, text in before.items() if _PASSED_CELL.search(text))
 
 
 def _printed(match: re.Match[str]) -> Printed:

@@ -86,7 +86,7 @@ class RunSpec(Frozen):
     @property
     def ends_there_itself(self) -> bool:
         """Whether validator ends the run behind steps that are all the trainer does, so that it may end by itself."""
-        return self.stop == "at_steps" and None not in (self.steps, self.max_steps) and self.steps == self.max_steps
+        return self.ended_at is not None and self.ended_at == self.max_steps
 
     @property
     def ended_at(self) -> int | None:

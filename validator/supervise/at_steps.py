@@ -72,6 +72,11 @@ class StepCount:
         beyond = [reached.furthest - self._end(reached) for reached in self._files.values()]
         return bool(beyond) and (min(beyond) >= 0 or max(beyond) > self.steps * _SLACK + _SLACK_STEPS)
 
+    @property
+    def passed(self) -> bool:
+        """Whether some file has gone on behind its last step that counts."""
+        return any(reached.furthest > self._end(reached) for reached in self._files.values())
+
     def counts(self, step: int | None) -> bool:
         """Whether a step is one that was asked for."""
         ends = [self._end(reached) for reached in self._files.values()]

@@ -39,9 +39,6 @@ _GPU_SLACK_MIB = 64.0
 _EVIDENCE_S = 20.0
 """What nodes may take to save evidence of a stall, and to send it, beyond the time that ranks have for their stacks."""
 
-_OWN_END_S = 10.0
-"""What a trainer that is busy behind all the steps it does has to end by itself, so that its exit code is seen."""
-
 _STEP_S = 25.0
 """What a run across nodes may take to end beyond the grace of its nodes."""
 
@@ -105,7 +102,6 @@ class _Running:
     monitor: Monitor
     oom_kills_before: int
     noted: set[str] = field(default_factory=set)
-    done_since: float | None = None
     bundle: tuple[Path, ...] = ()
 
 
@@ -237,13 +233,13 @@ def _wait(waiter: Waiter, arrivals: ArrivalStamps, until: float) -> bool:
 
 def _judge(running: _Running, look: Look) -> _Ending | None:
     """Whether a look calls for an end. With `halt: false` an anomaly is only recorded, once."""
-    spec, limits = running.spec, running.spec.watchdog
+    limits = running.spec.watchdog
     _note_anomalies(running, look)
     if limits is not None and look.anomalies and limits.halt:
         first = look.anomalies[0]
         return _Ending("halted", first.message, code=first.code)
-    if running.monitor.steps_are_done and not _may_end_itself(running, look):
-        return _Ending("at_steps", f"was ended by validator behind its {spec.steps} steps")
+    if running.monitor.is_to_be_ended():
+        return _Ending("at_steps", f"was ended by validator behind its {running.spec.steps} steps")
     if limits is None:
         return None
     if look.silence is None:
@@ -257,19 +253,6 @@ def _judge(running: _Running, look: Look) -> _Ending | None:
     message = "; ".join(filter(None, (message, running.monitor.laggard(_node_of(running)))))
     _note_anomaly(running, "stall", message, look.progress.step)
     return _Ending("stalled", f"stalled: {message}", code="stall", evidence=True) if limits.halt else None
-
-
-def _may_end_itself(running: _Running, look: Look) -> bool:
-    """Whether a run is left alone behind its steps: where they are all that its trainer does, for a while, and longer
-    where it idles, until the watchdog says that it hangs."""
-    spec, now = running.spec, time.monotonic()
-    running.done_since = running.done_since or now
-    if not spec.ends_there_itself or (look.progress.step or 0) > (spec.steps or 0):
-        return False
-    if now < running.done_since + _OWN_END_S:
-        return True
-    activity, halts = running.monitor.activity(running.done_since), spec.watchdog is not None and spec.watchdog.halt
-    return halts and activity.cpu_cores is not None and not activity.busy
 
 
 def _node_of(running: _Running) -> Callable[[int], str]:

@@ -319,7 +319,7 @@ class RunFollower:
     def _header(self, line: bytes) -> tuple[str, ...] | None:
         """The contract's names of the columns, if the line names them: one is the step, and none is a number."""
         cells = _cells(line)
-        names = tuple(contract_names(renamed(cells, self.metrics.names)))
+        names = tuple(contract_names(renamed(cells, self.metrics.series_of)))
         return names if "step" in names and not _numbers(dict(enumerate(cells))) else None
 
     def _logged(self, now: float) -> Iterator[Record]:

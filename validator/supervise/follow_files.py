@@ -67,7 +67,7 @@ class FileFollower:
             new_bytes: what a file grew by since it was asked for last, and whether it begins from its start.
         """
         self._search(now)
-        names = {key: series for series, key in self.metrics.names.items()}
+        names = self.metrics.series_of
         for name, stream in self._streams.items():
             data, fresh = new_bytes(self.out / name)
             if fresh:

@@ -204,6 +204,7 @@ class Progress:
 
 
 _LOOK_S = 1.0
+_OWN_END_S = 10.0  # has a trainer that is busy behind all the steps it does
 _SCAN_SHARE = 0.005  # of a core, at most, goes into looking for new processes
 _GPU_WINDOW_S = 30.0
 
@@ -239,6 +240,7 @@ class Monitor:
         self._rules = watchdog.AnomalyRules(limits, env=env, printing=printing) if limits else None
         self._cpu: dict[str, watchdog.CpuMeter] = {}
         """By node; by an empty name without nodes."""
+        self._done_since: float | None = None
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2
         self._next_trim = started + 0.5
@@ -269,13 +271,25 @@ class Monitor:
             progress = replace(progress, note=note)
         return Look(progress, self._judge_records(records), silence)
 
-    @property
-    def steps_are_done(self) -> bool:
-        """Whether the run is one that validator ends, and all its steps are written."""
-        return self._count is not None and self._count.done
+    def is_to_be_ended(self) -> bool:
+        """Whether the run is one that validator ends, and all its steps are written.
+
+        Where they are all that its trainer does, it is left alone unless it continues: 10 s, so that its exit code is
+        seen, and as long as it idles from then on, for which the watchdog has its own limit.
+        """
+        if self._count is None or not self._count.done:
+            return False
+        now = time.monotonic()
+        self._done_since = self._done_since or now
+        if not self._spec.ends_there_itself or self._count.passed:
+            return True
+        if now < self._done_since + _OWN_END_S:
+            return False
+        halts, activity = self._spec.watchdog is not None and self._spec.watchdog.halt, self.activity(self._done_since)
+        return not halts or activity.cpu_cores is None or activity.busy
 
     def activity(self, since: float = 0.0) -> watchdog.Activity:
-        """What the processes did of late, or at most `since` then, in monotonic seconds."""
+        """What the processes did lately, but not before `since`, in monotonic seconds."""
         nodes = self.follower.behind if self._spec.groups else {"": None}
         cores = [meter.cores(since) for name, meter in self._cpu.items() if name in nodes]
         known = [one for one in cores if one is not None]

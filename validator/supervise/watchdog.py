@@ -244,7 +244,7 @@ class CpuMeter:
             self._samples.popleft()
 
     def cores(self, since: float = 0.0) -> float | None:
-        """Cores in use, of late or at most `since` then; None until there are two samples."""
+        """Cores in use lately, but not before `since`; None until there are two samples."""
         samples = [one for one in self._samples if one[0] >= since]
         if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
             return None

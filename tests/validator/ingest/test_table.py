@@ -19,7 +19,7 @@ def read(tmp_path: Path, data: bytes | str, names: dict[str, str] | None = None)
     path = tmp_path / "training.csv"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     read_log = ReadLog(tmp_path)
-    table = read_table(path, read_log, names=names)
+    table = read_table(path, read_log, series={column: name for name, column in (names or {}).items()})
     assert table is not None
     return table, {i.code: i.message for i in read_log.irregularities}
 

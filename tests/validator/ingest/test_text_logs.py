@@ -87,6 +87,13 @@ def test_a_log_needs_something_that_reads_it() -> None:
         TrainerMetrics(log="../train.log", reader=("nanogpt",))
 
 
+def test_names_need_a_file_whose_columns_or_keys_they_are() -> None:
+    """They had no effect with lines that are printed, and nobody was told."""
+    with pytest.raises(ValueError, match="names is for csv and readers of files"):
+        TrainerMetrics(names={"loss": "L"}, stdout="{step} {loss}")
+    assert TrainerMetrics(names={"loss": "L"}, csv="progress.csv").series_of == {"L": "loss"}
+
+
 def test_nothing_is_there_in_a_folder_that_is_gone(tmp_path: Path) -> None:
     assert find_text_log(tmp_path / "gone", "*.log") == TextLog()
 

@@ -85,7 +85,12 @@ def test_a_comma_that_separates_is_no_decimal_one(pattern: str, line: str, loss:
 
 @pytest.mark.parametrize(
     ("pattern", "line"),
-    [("^step {step} .*,{loss}", "step 7 at 1,234.5"), (r"step {step} loss (?P<loss>[\d.]+)", "step 7 loss 1.234,567")],
+    [
+        ("^step {step} .*,{loss}", "step 7 at 1,234.5"),
+        (r"^step {step} \S+,{loss}", "step 7 1,234.5"),
+        ("^step {step}[^,]*,{loss}", "step 7 loss 1,234.5"),
+        (r"step {step} loss (?P<loss>[\d.]+)", "step 7 loss 1.234,567"),
+    ],
 )
 def test_a_comma_that_may_be_within_the_number_separates_nothing(pattern: str, line: str) -> None:
     printed = line_pattern(pattern).read(line)

@@ -165,7 +165,7 @@ class _Reading:
             return None
         if files.source is None:
             return None
-        names = {key: series for series, key in self.metrics.names.items()}
+        names = self.metrics.series_of
         where = self.out / files.source.path if len(paths) > 1 else self.out / paths[0]
         made = files.columns.table(names, lambda code, text, line: self.read_log.note(code, text, where, line))
         return _Run(place, made.columns, made.names, files.source, made.clocks)
