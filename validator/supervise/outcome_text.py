@@ -84,21 +84,29 @@ def last_words(out: Path) -> str | None:
     if recorded is not None and not _SECONDARY.search(recorded[1]):
         return f"last words of rank {recorded[0]}: {recorded[1]}"
     found: list[tuple[bool, str]] = []
-    ending: str | None = None
+    endings: dict[int | None, str] = {}
     for who, path in _logs(out):
         lines = [_unprefixed(line) for line in tail_of(path).splitlines() if line.strip()]
         error = _exception(lines)
         if error is not None:
             rank = who if error[0] is None else error[0]
-            owner = "" if rank is None else f" of rank {rank}"
-            found.append((bool(_SECONDARY.search(error[1])), f"last words{owner}: {_clean(error[1])}"))
-        elif who is None and ending is None:
+            found.append((bool(_SECONDARY.search(error[1])), f"last words{_of(rank)}: {_clean(error[1])}"))
+        elif who not in endings:
             last = next((text for _, text in reversed(lines) if not _EMPTY_WORDS.match(text.strip())), None)
-            ending = None if last is None else f"last words: {_clean(last)}"
+            if last is not None:
+                endings[who] = f"last words{_of(who)}: {_clean(last)}"
     if recorded is not None:
         found.append((True, f"last words of rank {recorded[0]}: {recorded[1]}"))
     found.sort(key=lambda one: one[0])  # stable: ranks in order, then the launcher
-    return found[0][1] if found and not (found[0][0] and ending) else ending or (found[0][1] if found else None)
+    if found and not found[0][0]:
+        return found[0][1]
+    # A rank that ends with a sentence, as for a wrong argument, has no exception; its launcher has one for it.
+    ending = endings.pop(None, None) or (next(iter(endings.values()), None) if found else None)
+    return ending or (found[0][1] if found else None)
+
+
+def _of(rank: int | None) -> str:
+    return "" if rank is None else f" of rank {rank}"
 
 
 def _unprefixed(line: str) -> tuple[int | None, str]:

@@ -31,6 +31,9 @@ def said(tmp_path: Path, lines: list[str], name: str = "stderr.log") -> str | No
     return last_words(tmp_path)
 
 
+FORKED = "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 2"
+
+
 @pytest.mark.parametrize(
     ("prefix", "rank"),
     [
@@ -94,6 +97,20 @@ def test_a_record_that_only_names_the_exit_code_gives_way_to_the_log(tmp_path: P
     (rank(0) / "error.json").write_text(json.dumps(record), encoding="utf-8")
     (rank(0) / "stderr.log").write_text("\n".join([*FRAMES, "OSError: no such shard"]) + "\n", encoding="utf-8")
     assert last_words(tmp_path) == "last words of rank 0: OSError: no such shard"
+
+
+def test_a_rank_that_ended_with_a_sentence_is_heard_before_the_exception_of_its_launcher(tmp_path: Path) -> None:
+    """What torchrun says of a forked rank, "process 0 terminated with exit code 2", had hidden the wrong argument."""
+    rank = tmp_path / "logs/ranks/none_x/attempt_0/0"
+    rank.mkdir(parents=True)
+    said = "nsa.train: data=text (--data): expected synthetic | local"
+    (rank / "stderr.log").write_text(f"{said}\n", encoding="utf-8")
+    (tmp_path / "logs/stderr.log").write_text("\n".join([*FRAMES, FORKED]) + "\n", encoding="utf-8")
+    assert last_words(tmp_path) == f"last words of rank 0: {said}"
+    (rank / "stderr.log").write_text("\n".join([*FRAMES, "ValueError: no such shard"]) + "\n", encoding="utf-8")
+    assert last_words(tmp_path) == "last words of rank 0: ValueError: no such shard"
+    (rank / "stderr.log").write_text("", encoding="utf-8")
+    assert last_words(tmp_path) == f"last words: {FORKED}"
 
 
 def test_a_rank_of_a_thousand_digits_names_no_rank(tmp_path: Path) -> None:
