@@ -61,7 +61,7 @@ def test_the_processes_of_hosts_behind_ssh_are_known_by_their_agents(sshd: SshHo
 
         def said() -> str:
             monitor.look()
-            return monitor.activity(time.monotonic()).describe()
+            return monitor.activity().describe()
 
         def cpu_s(node: str) -> float:
             said()

@@ -285,10 +285,12 @@ class Monitor:
             return True
         if now < self._done_since + _OWN_END_S:
             return False
-        halts, activity = self._spec.watchdog is not None and self._spec.watchdog.halt, self.activity(self._done_since)
-        return not halts or activity.cpu_cores is None or activity.busy
+        if self._spec.watchdog is None or not self._spec.watchdog.halt:
+            return True
+        activity = self.activity(since=self._done_since)
+        return activity.cpu_cores is None or activity.busy
 
-    def activity(self, since: float = 0.0) -> watchdog.Activity:
+    def activity(self, *, since: float = 0.0) -> watchdog.Activity:
         """What the processes did lately, but not before `since`, in monotonic seconds."""
         nodes = self.follower.behind if self._spec.groups else {"": None}
         cores = [meter.cores(since) for name, meter in self._cpu.items() if name in nodes]
