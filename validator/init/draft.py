@@ -101,18 +101,17 @@ def draft(
     base: Path,
     steps: int | None = None,
     soak: bool = True,
-    steps_open: bool = False,
 ) -> str:
-    """The text of the runbook.
+    """The text of the runbook. Where nothing says how many steps the trainer does by itself, its steps are a guess.
 
     Args:
         name: its name.
         base: the folder that it will be in; paths are relative to it.
         steps: those of the baseline; by default about two minutes of them.
         soak: whether it has a long run as well.
-        steps_open: whether its steps are a guess, where nothing says how many the trainer does by itself.
     """
     lengths = lengths_of(watched, steps=steps)
+    steps_open = steps is None and not watched.length_known
     parts = [
         *_head(watched),
         "schema: 1",
@@ -128,7 +127,7 @@ def draft(
         *_baseline(watched, lengths, steps_open=steps_open),
     ]
     if soak and lengths.soak is not None:
-        parts += ["", *soak_lines(watched_series(watched), steps=lengths.soak)]
+        parts += ["", *soak_lines(watched_series(watched), steps=lengths.soak, steps_open=steps_open)]
     return "\n".join(parts) + "\n"
 
 

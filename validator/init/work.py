@@ -164,8 +164,7 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
     for hint in watched.hints():
         note(hint)
     path = Path(f"{name}.yaml")
-    open_length = steps is None and not watched.length_known
-    text = draft(watched, name=name, base=_folder(path), steps=steps, soak=False, steps_open=open_length)
+    text = draft(watched, name=name, base=_folder(path), steps=steps, soak=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return TrialRunbook(LoadedRunbook(loads(text, file=str(path)), path, digest, text), watched.reading.source)
 

@@ -192,8 +192,10 @@ def test_no_more_is_asked_for_than_a_trainer_did_to_its_own_end(line: str) -> No
 def test_steps_that_are_a_guess_are_written_as_one(line: str, changes: dict[str, int], known: bool) -> None:
     seen = replace(watched(line, reading("loss")), **changes)
     assert seen.length_known is known
-    (phase,) = loads(draft(seen, name="made", base=Path("/"), soak=False, steps_open=not known)).phases
-    assert getattr(phase, "steps_open", None) is not known
+    phases = loads(draft(seen, name="made", base=Path("/"))).phases
+    assert [phase.steps_open for phase in phases] == [not known] * len(phases)  # type: ignore[union-attr]
+    (phase,) = loads(draft(seen, name="made", base=Path("/"), steps=40, soak=False)).phases
+    assert phase.steps_open is False, "somebody asked for these"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -354,19 +356,19 @@ def test_no_phase_is_longer_than_the_trainer(limit: int | None, soak: int | None
 
 
 @pytest.mark.parametrize(
-    ("line", "guess", "limit", "steps_open"),
+    ("line", "steps", "limit", "steps_open"),
     [
-        ("train.py", True, None, [True, True]),
-        ("train.py", False, None, [False, True]),  # `run --steps N` says how long the baseline is, and no more
-        ("train.py", False, 9000, [False, False]),
-        ("train.py --max_iters 9000", False, None, [False, False]),
+        ("train.py", None, None, [True, True]),
+        ("train.py", 2000, None, [False, True]),  # `run --steps N` says how long the baseline is, and no more
+        ("train.py", None, 9000, [False, False]),
+        ("train.py --max_iters 9000", None, None, [False, False]),
     ],
 )
 def test_a_soak_whose_steps_go_to_nobody_is_a_guess(
-    line: str, guess: bool, limit: int | None, steps_open: list[bool]
+    line: str, steps: int | None, limit: int | None, steps_open: list[bool]
 ) -> None:
-    seen = replace(watched(line, reading("loss", "step_time_s")), step_s=0.06, limit=limit)
-    text = draft(seen, name="made", base=Path("/"), soak=False, steps_open=guess)
+    seen = replace(watched(line, reading("loss", "step_time_s")), step_s=0.06, total=limit, limit=limit)
+    text = draft(seen, name="made", base=Path("/"), steps=steps, soak=False)
     run = SimpleNamespace(outcome={"duration_s": 120.0}, metrics={"loss": None, "step_time_s": None})
     report = cast("Any", SimpleNamespace(phases=[SimpleNamespace(id="baseline", runs=[run])]))
     made, _ = with_soak(text, loads(text), report)
