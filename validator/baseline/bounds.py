@@ -40,6 +40,9 @@ _ROW_NOISE = 0.05
 _FAR = 0.25
 """Distance of a bound from what was measured, beyond which it says little."""
 
+_MOST_BELOW = 0.9
+"""Share of a value by which each distance takes a lower bound away from it at most, so that it stays above 0."""
+
 _SAME_LENGTH = 1.25
 """Times as many steps as the phase has, or the inverse, from which runs are of another length."""
 
@@ -243,7 +246,7 @@ class _Distances:
     def beyond(self, value: float, sign: float) -> float:
         """The bound by which the next run passes that may lie at `value`."""
         for distance in (self.next_run, self.interval, self.margin):
-            value *= 1.0 + sign * min(distance, 0.9)
+            value *= 1.0 + distance if sign > 0 else 1.0 - min(distance, _MOST_BELOW)
         return value
 
     def parts(self, start: str = "") -> list[str]:

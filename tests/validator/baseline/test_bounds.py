@@ -111,6 +111,17 @@ def test_the_loss_of_one_batch_is_as_noisy_as_the_next_ones() -> None:
     assert passed >= 38
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_near_zero_whose_rows_vary_by_more_than_it_has_room_for_the_next_one(seed: int) -> None:
+    """A bar showed 0.012 at the end of one run and 0.024 of the next: that was NO-GO."""
+    rng = np.random.default_rng(seed)
+    own, other = (2.3 * np.exp(-np.arange(470) / 30) + 0.02 * rng.exponential(size=470) for _ in range(2))
+    own[-1] = 0.012
+    found = bounds_of([_report_of(result(series={"loss": series("loss", own)}))], runbook=_book(), margin=0.02)
+    bound = next(one for one in found if one.reference == "loss.last")
+    assert np.quantile(other[-100:], 0.8) < bound.value < 0.2
+
+
 @pytest.mark.parametrize(
     ("last", "noise", "capped"), [(5.1, 0.35, True), (5.12, 0.0, False), (5.6, 0.0, True), (5.727, 0.0, True)]
 )
