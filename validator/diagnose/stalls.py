@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from validator.diagnose.contention import crowding
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
+from validator.diagnose.turns import MIN_TURNS, SLOW, Turns, turns_of_even_rows, turns_of_uneven_rows
 from validator.ingest.clock import ARRIVALS_FILE
 from validator.model.result import Floats, Steps
 from validator.stats.clock import STAMP_S, STAMP_SHARE, clock_for, step_ends, timestamps
@@ -19,10 +19,9 @@ from validator.stats.spacing import covered_steps, even_rows, joined
 from validator.stats.window import MIN_ROWS, Level
 from validator.text import format_duration, format_number, format_percent
 
-_SLOW = 1.15
-"""A slow step takes this many times the median, and 6 robust standard deviations more."""
-
 _SLOW_NOISE = 6.0
+"""A slow step takes SLOW times the median, and so many robust standard deviations more."""
+
 _MIN_STALLS = 3
 _LOST_WARNING, _LOST_INFO = 0.01, 0.002
 """Share of the time that slow steps with a period cost; without one a warning takes half as much again."""
@@ -42,12 +41,6 @@ _EVEN = 0.8
 
 _SLACKS = 5
 """How many times as long as the uncertainty of where a pause was its period must be to be seen."""
-
-_MIN_TURNS = 6
-"""Slow rows, and fast ones, that must take turns."""
-
-_MOST_ROWS = 1000
-"""Rows in which the period of turns is looked for: it takes the square of as many."""
 
 _MOST, _MIN_REGULAR = 0.6, 5
 """Share, and number, of the slow steps that must keep a period for the others to be taken for other pauses."""
@@ -83,14 +76,16 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
     if not run.timed or run.failed:
         return
     for steps, times, covered, least, path, what in _step_clocks(run):
-        if len(steps) < 2 * _MIN_TURNS:
+        if len(steps) < 2 * MIN_TURNS:
             continue
         usual = f"median step {format_number(float(np.median(times / covered)))} s"
-        if (groups := even_rows(covered)) is not None:
-            last = np.append(groups[1:], len(steps)) - 1
-            steps, least = steps[last], least[last]
-            times, covered = joined(times, groups), joined(covered, groups)
-        stalls = _stalls(steps, times, covered, least, run.levels)
+        stalls = _taking_turns(turns_of_uneven_rows(steps, times, covered), steps, times, least)
+        if stalls is None:
+            if (groups := even_rows(covered)) is not None:
+                last = np.append(groups[1:], len(steps)) - 1
+                steps, least = steps[last], least[last]
+                times, covered = joined(times, groups), joined(covered, groups)
+            stalls = _stalls(steps, times, covered, least, run.levels)
         for some in () if stalls is None else _by_rhythm(stalls, steps):
             cause = _stall_diagnosis(run, some, steps[some.at], path, what)
             if cause is not None:
@@ -235,10 +230,10 @@ def _stalls(
 
     On each lasting level its own median counts. `least` are the shortest pauses that rows can show.
     """
-    each = times / covered
-    turns = _turns(steps, each, covered)  # before medians, which may be those of slow rows
-    if turns is not None and (turns.extra_s > least[turns.at]).mean() > 1 / 2:
+    turns = _taking_turns(turns_of_even_rows(steps, times, covered), steps, times, least)
+    if turns is not None:
         return turns
+    each = times / covered
     if len(times) < 2 * MIN_ROWS:
         return None
     usual, spread = covered * np.median(each), np.empty(len(times))
@@ -248,7 +243,7 @@ def _stalls(
         if own.sum() >= MIN_ROWS:
             usual[own] = covered[own] * np.median(each[own])
             spread[own] = 1.4826 * np.median(np.abs(times[own] - usual[own]))
-    at = np.flatnonzero(times > np.maximum(_SLOW * usual, usual + np.maximum(_SLOW_NOISE * spread, least)))
+    at = np.flatnonzero(times > np.maximum(SLOW * usual, usual + np.maximum(_SLOW_NOISE * spread, least)))
     if not _MIN_STALLS <= len(at) <= len(times) // 2 or usual.min() <= 0:
         return None
     if _adjoin(at):  # a stretch of slow steps is a level of its own, and long pauses may stand out of it
@@ -269,54 +264,12 @@ def _stalls(
     return replace(whole, at=at, extra_s=extra, slack=slack)
 
 
-def _turns(steps: Steps, each: Floats, covered: Floats) -> _Stalls | None:
-    """The rows of many steps that are slow, where they take turns with fast ones as pauses with a period make them: a
-    pause every 25 steps falls into two rows of five that have ten steps each. None where they do not.
-
-    Rows of single steps may take turns by what they do.
-    """
-    if np.median(covered) < _SET_PERIOD or each.min() <= 0:  # rows of one burst have no time of their own
+def _taking_turns(turns: Turns | None, steps: Steps, times: Floats, least: Floats) -> _Stalls | None:
+    """The rows with pauses that take turns with rows without, where most of the pauses can be seen."""
+    if turns is None or (turns.extra_s > least[turns.at]).mean() <= 1 / 2:
         return None
-    found = _every_other(each) or _two_kinds(each)
-    if found is None:
-        return None
-    at, usual, (low, high) = found
-    row, even = float(np.median(covered)), len({*np.diff(at).tolist()}) == 1
-    least, largest = math.floor(low * row) + 1, math.ceil(high * row) - 1
-    if even or least > largest:
-        least = largest = round(float(np.median(np.diff(steps[at]))) if even else (low + high) / 2 * row)
-    extra = (each - usual)[at] * covered[at]
-    lost = float(extra.sum() / (each * covered).sum())
-    return _Stalls(at, extra, lost, int(steps[0]), between=(least, largest))
-
-
-_Turns = tuple[npt.NDArray[np.intp], Floats, tuple[float, float]]
-"""Slow rows, what each row would take without its pause, and between which numbers of rows the period lies."""
-
-
-def _every_other(each: Floats) -> _Turns | None:
-    """Every other row, where each is slower than both beside it."""
-    before, after = np.roll(each, 1), np.roll(each, -1)
-    before[0], after[-1] = after[0], before[-1]
-    for parity in (0, 1):
-        at = np.arange(parity, len(each), 2)
-        if len(at) >= _MIN_TURNS and bool((each[at] > _SLOW * np.maximum(before, after)[at]).all()):
-            return at, (before + after) / 2, (2.0, 2.0)
-    return None
-
-
-def _two_kinds(each: Floats) -> _Turns | None:
-    """The slow ones of two kinds of rows, with nothing between the two, where the pauses of one period explain them."""
-    if len(each) < 2 * MIN_ROWS:
-        return None
-    order = np.argsort(each)
-    ratios = each[order][1:] / each[order][:-1]
-    fast, slow = np.split(order, [int(np.argmax(ratios)) + 1])
-    if ratios.max() < _SLOW or min(len(fast), len(slow)) < _MIN_TURNS:
-        return None
-    at, some = np.sort(slow), min(len(each), _MOST_ROWS)
-    periods = _periods_of(at[at < some], some)
-    return None if periods is None else (at, np.full(len(each), np.median(each[fast])), periods)
+    lost = float(turns.extra_s.sum() / times.sum())
+    return _Stalls(turns.at, turns.extra_s, lost, int(steps[0]), between=turns.between)
 
 
 def _roundest(least: int, largest: int) -> int:
@@ -325,25 +278,6 @@ def _roundest(least: int, largest: int) -> int:
         if (found := largest // unit * unit) >= least:
             return found
     return (least + largest) // 2
-
-
-def _periods_of(at: npt.NDArray[np.intp], n: int) -> tuple[float, float] | None:
-    """Between which periods, in rows, pauses lie of which one falls into each of the rows `at [k]` of `n` and none into
-    the others. None where no period, or one of less than a row, does that."""
-    k, number = len(at), np.arange(len(at))
-    apart, turns = at[None, :] - at[:, None], number[None, :] - number[:, None]
-    later = turns > 0
-    if not later.any():
-        return None
-    # The pause before the first one lies before all rows, that after the last one behind them.
-    low = max(
-        1.0,
-        float(((apart - 1)[later] / turns[later]).max()),
-        float((at / (number + 1)).max()),
-        float(((n - 1 - at) / (k - number)).max()),
-    )
-    high = float(((apart + 1)[later] / turns[later]).min())
-    return (low, high) if low < high else None
 
 
 def _adjoin(at: npt.NDArray[np.intp]) -> bool:

@@ -424,6 +424,29 @@ def test_pauses_in_rows_of_unequal_steps(tmp_path: Path, pause: float) -> None:
         assert not pause or name == "pairs" or "about every 40 steps" in shown["periodic-stall"].message
 
 
+@pytest.mark.parametrize("period", [10, 9, 25])
+def test_a_pause_in_most_rows_of_a_bar(tmp_path: Path, period: int) -> None:
+    """A bar of 14 ms a step with a pause of 1 s every 10 steps is drawn every 4 to 10 steps: no row stood out."""
+    rng = random.Random(period)
+    ends = list(accumulate(0.014 * rng.uniform(0.9, 1.1) + (i % period == 0) for i in range(1, 2 * N + 1)))
+    steps = list(accumulate(rng.choice((4, 5, 6, 7, 9, 10)) for _ in range(60)))
+    rates = [256 * (b - a) / (ends[b - 1] - (ends[a - 1] if a else 0)) for a, b in pairwise([0, *steps])]
+    write_csv(tmp_path, rates, losses=[4 + 2 / (i + 1) for i in range(len(steps))], steps=steps)
+    shown = of_run(tmp_path, steps=steps[-1], tokens_per_step=256)["periodic-stall"]
+    assert f"s more every {period} steps (steps " in shown.message or (period == 25 and "25 steps" in shown.message)
+    assert (shown.severity, shown.confidence) == ("warning", "high")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_a_bar_on_a_machine_of_two_speeds_have_no_period(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    steps = list(accumulate(rng.choice((4, 5, 6, 7, 9, 10)) for _ in range(60)))
+    rates = [256 / (0.014 * rng.uniform(0.95, 1.05) * rng.choice((1.0, 3.0))) for _ in steps]
+    write_csv(tmp_path, rates, losses=[4 + 2 / (i + 1) for i in range(len(steps))], steps=steps)
+    stall = of_run(tmp_path, steps=steps[-1], tokens_per_step=256).get("periodic-stall")
+    assert stall is None or "without a period" in stall.message
+
+
 def of_rows(tmp_path: Path, lasted: Sequence[float], each: int, **more: Any) -> dict[str, Finding]:
     """What a run shows whose rows cover `each` steps and took these seconds."""
     steps = [each * (i + 1) for i in range(len(lasted))]
