@@ -31,6 +31,8 @@ _NAN_ROWS = 3
 _NEAR_ZERO = 0.01
 _ZERO_STRIKES = 3
 _RETURNS, _OFTEN_ZERO = 5, 0.25
+_ROUNDED_STEPS = 2
+"""Steps of its print to which a loss comes near 0, so that another one is rounded to it."""
 
 _FROZEN_ROWS = 8
 _FROZEN_CHANCE = 1e-9
@@ -168,9 +170,15 @@ def _risen(loss: Series) -> tuple[float, float, int] | None:
     lowest = int(levels.argmin())
     low, high = float(levels[lowest]), float(levels[-1])
     rise, drop = high - low, float(levels[: lowest + 1].max()) - low
-    if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * _row_scatter(values, width)):
+    if rise <= 0:
         return None
-    if rise <= 0 or (values[-width:] < low + rise / 3).sum() > width // 3:
+    # The rise itself is no noise, nor is what comes at once behind it.
+    cut = int(np.flatnonzero(levels < low + rise / 2)[-1]) + 1 + width // 2
+    end = values[cut:][-max(4 * width, (len(values) - cut) // 2) :]
+    noise = max(_row_scatter(values[:cut], width), _row_scatter(end, width))
+    if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * noise):
+        return None
+    if (values[-width:] < low + rise / 3).sum() > width // 3:
         return None  # some rows of the end are where the minimum is
     return low, high, int(steps[min(lowest + width // 2, len(steps) - 1)])
 
@@ -186,7 +194,7 @@ def _at_its_minimum(loss: Series) -> bool:
 
 def _exploded(norm: Series) -> tuple[float, float, int] | None:
     """Usual norm, norm at the end, and the step since which it is a hundred times the usual one."""
-    usable = norm.values > 0  # 0 is not measured; NaN is none
+    usable = (norm.values > 0) & np.isfinite(norm.values)  # 0 is not measured; others are `nonfinite-grad`
     values, steps = norm.values[usable], norm.steps[usable]
     if len(values) < _MIN_ROWS:
         return None
@@ -203,7 +211,7 @@ def zero_loss(run: RunFacts) -> Iterator[Diagnosis]:
     """A loss of exactly 0 in three consecutive rows, or in the last, after it was above 0.1: a logger's.
 
     Loggers that leave out NaN print 0.0. A loss that sinks to 0 through ever smaller values, or begins there, is a
-    warning; all zeros are `zero-grad`.
+    warning, one that its few decimals round to 0 now and then is information; all zeros are `zero-grad`.
     """
     ranks = [own["loss"] for own in run.result.rank_series.values() if "loss" in own]
     series = next(
@@ -226,7 +234,11 @@ def zero_loss(run: RunFacts) -> Iterator[Diagnosis]:
         "prints it."
         if place is not None
         else f"The loss is exactly 0 in {count} of {zero.size} rows, the first at step {first}.",
-        severity="veto" if place is not None else "info" if _comes_and_goes(zero) else "warning",
+        severity="veto"
+        if place is not None
+        else "info"
+        if _comes_and_goes(zero) or _is_rounded(series.values, zero)
+        else "warning",
         because=[evidence(f"loss 0 in {count} of {zero.size} rows", series.source.path, f"step {first}")],
         next_step="Log the raw loss, NaN and all (transformers: logging_nan_inf_filter=False), and run again.",
     )
@@ -236,6 +248,12 @@ def _comes_and_goes(zero: npt.NDArray[np.bool_]) -> bool:
     """Whether the loss begins at 0 and often leaves it and comes back, as an objective does that is 0 by design."""
     returns = int((zero[1:] & ~zero[:-1]).sum())
     return bool(zero[0]) and returns >= _RETURNS and zero.mean() >= _OFTEN_ZERO
+
+
+def _is_rounded(values: Floats, zero: npt.NDArray[np.bool_]) -> bool:
+    """Whether losses that are written with few decimals come so near to 0, and leave it again."""
+    others = values[~zero & np.isfinite(values)]
+    return not zero[-1] and float(np.abs(others).min()) <= _ROUNDED_STEPS * _step_of(others)
 
 
 def _before(values: Floats, place: int) -> float:

@@ -306,13 +306,14 @@ def two_streams(
 
 
 _POINT = " (print a decimal point)"
+_PATTERN = " (let the pattern name what stands beside the number)"
 
 
 def _note_odd(rows: PrintedRows, path: Path, read_log: ReadLog) -> None:
     """Lines that match, and hold no number where one belongs."""
     doubtful = rows.doubtful if len(rows.doubtful) == rows.losses else []
     for found, code, what, limit, advice in (
-        (rows.cut, "garbage-cell", "lines hold a number of which the pattern takes a part alone", 120, ""),
+        (rows.cut, "garbage-cell", "lines hold a number of which the pattern takes a part alone", 120, _PATTERN),
         (rows.commas, "garbage-cell", "lines hold a number with a decimal comma", 80, _POINT),
         (doubtful, "garbage-cell", "losses, which are all, are thousands or have a decimal comma", 80, _POINT),
         (rows.odd_values, "no-number", "lines match, but hold no number there", 80, ""),

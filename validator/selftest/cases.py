@@ -5,6 +5,7 @@ A sick case has a healthy one that looks like it. Further recorded cases are in 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -163,6 +164,14 @@ RECORDED: tuple[Case, ...] = (
         "loss-that-becomes-zero",
         "a logger that filters NaN prints 0.0 from step 81 on",
         *("learning", "INCONCLUSIVE", FakeRun(losses=[*falling(80), *[0.0] * 40]), "zero-loss"),
+    ),
+    case(
+        "gradients-that-are-skipped",
+        "every 17th gradient norm is NaN, and the loss is written without these steps",
+        "learning",
+        "INCONCLUSIVE",
+        FakeRun(columns={"grad_norm": [math.nan if i % 17 == 16 else 0.4 for i in range(120)]}),
+        "nonfinite-grad",
     ),
     case(
         "rate-that-halves-in-a-soak",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +42,14 @@ def test_a_loss_that_ends_far_above_its_minimum_diverges(tmp_path: Path) -> None
     rising = [loss + max(0, i - 120) * 6.1 / 79 for i, loss in enumerate(losses)]
     norms = [0.5 * 200 ** (max(0, i - 120) / 79) for i in range(N)]
     assert found(tmp_path, rising, grad_norm=norms) == {"diverging": "veto"}
+
+
+@pytest.mark.parametrize("rows", [80, 120, 240])
+def test_a_loss_that_is_thrown_back_and_learns_a_little_again_diverges(tmp_path: Path, rows: int) -> None:
+    """4.7 → 3.1, and from two thirds on 6 → 4.5: the jump itself was taken for the noise of a row."""
+    calm = falling(rows * 2 // 3, share=0.01, first=4.7, last=3.1)
+    behind = falling(rows - len(calm), share=0.01, first=6.1, last=4.5, seed=2)
+    assert found(tmp_path, [*calm, *behind])["diverging"] == "veto"
 
 
 @pytest.mark.parametrize(
@@ -87,12 +96,23 @@ def test_a_gradient_norm_with_spikes_is_healthy(tmp_path: Path) -> None:
         (changed(falling(), 120, [0.0] * 80), "veto"),
         (changed(falling(), N - 1, [0.0]), "veto"),
         (changed(falling(), 120, [0.0]), "warning"),
+        (changed([round(0.001 + 2 * 0.95**i + 0.02 * (i % 7 == 0), 3) for i in range(N)], 180, [0.0]), "info"),
         (changed(falling(), 0, [0.0] * 5), "warning"),
         ([max(0.0, round(4 * 0.93**i, 4)) for i in range(N)], "warning"),
         ([0.02 if i % 4 == 3 else 0.0 for i in range(N)], "info"),
         ([0.0 if i % 4 == 3 else 0.02 for i in range(N)], "warning"),
     ],
-    ids=["three", "from then on", "last", "one", "at the start", "sinks to nothing", "by design", "comes back to it"],
+    ids=[
+        "three",
+        "from then on",
+        "last",
+        "one",
+        "rounded",
+        "at the start",
+        "sinks to nothing",
+        "by design",
+        "comes back to it",
+    ],
 )
 def test_a_loss_of_exactly_zero(tmp_path: Path, losses: list[float], severity: str) -> None:
     """Loggers that leave out NaN print 0.0; e5f4a05 took it for a loss below any bound."""
@@ -120,6 +140,30 @@ def test_a_norm_of_zero_while_the_loss_falls_is_not_measured(tmp_path: Path) -> 
     flat = [4.0 + 0.05 * random.Random(i).gauss(0, 1) for i in range(N)]
     assert found(tmp_path / "c", flat, grad_norm=[0.0] * N) == {"zero-grad": "veto"}
     assert found(tmp_path / "d", falling(), grad_norm=[0.9] * 100 + [0.0] * 100) == {"zero-grad": "veto"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "severity"),
+    [
+        (range(16, N, 17), "veto"),
+        (range(0, N), "info"),  # never measured
+        (range(6), "info"),  # a loss scale that is found out
+        ([150], "warning"),
+        ([150, 190], "warning"),
+        (range(190, N), "veto"),
+    ],
+    ids=["every 17th", "all", "at the start", "one", "two", "from then on"],
+)
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_gradient_norms_that_are_not_finite(tmp_path: Path, bad: Sequence[int], severity: str, norm: float) -> None:
+    """Steps that are skipped for NaN, and a loss that is averaged over the others: that was GO without a finding."""
+    norms = [norm if i in bad else 0.5 for i in range(N)]
+    assert found(tmp_path, falling(), grad_norm=norms) == {"nonfinite-grad": severity}
+
+
+def test_a_loss_scale_that_tries_to_grow_is_healthy(tmp_path: Path) -> None:
+    norms = [math.inf if i % 500 == 499 else 0.5 for i in range(2000)]
+    assert found(tmp_path, falling(2000), grad_norm=norms) == {"nonfinite-grad": "info"}
 
 
 def test_a_loss_that_passes_ln_256_is_no_floor(tmp_path: Path) -> None:
