@@ -32,21 +32,26 @@ Make = Callable[[np.random.Generator, int, float, bool], RunFacts]
 SOURCE = SourceFile(path="training.csv", sha256="0" * 64, bytes=0)
 
 
-def facts(series: Mapping[str, Floats], by_rank: Mapping[int, Floats] | None = None) -> RunFacts:
-    """A run that wrote these series, a row for each step, and the ranks' own work."""
-    columns = {name: _series(name, values) for name, values in series.items()}
+def facts(
+    series: Mapping[str, Floats],
+    by_rank: Mapping[int, Floats] | None = None,
+    *,
+    steps: npt.NDArray[np.int64] | None = None,
+) -> RunFacts:
+    """A run that wrote these series, a row for each step or at `steps`, and the ranks' own work."""
+    columns = {name: _series(name, values, steps) for name, values in series.items()}
     own = {rank: {"compute_time_s": _series("compute_time_s", one)} for rank, one in (by_rank or {}).items()}
-    steps = len(next(iter(series.values())))
+    length = len(next(iter(series.values()))) if steps is None else int(steps[-1])
     spec = RunSpec(
-        id="p/r1", phase="p", kind="train", launcher="python", argv=(), env={}, out="r", steps=steps, timeout_s=60,
+        id="p/r1", phase="p", kind="train", launcher="python", argv=(), env={}, out="r", steps=length, timeout_s=60,
         warmup_steps=20, nproc=len(own),
     )  # fmt: skip
     result = Result("p/r1", columns, own, {}, None, None, None, (), ())
     return RunFacts(spec, result, None)
 
 
-def _series(name: str, values: Floats) -> Series:
-    return Series(name, "", np.arange(1, len(values) + 1), values, SOURCE)
+def _series(name: str, values: Floats, steps: npt.NDArray[np.int64] | None = None) -> Series:
+    return Series(name, "", np.arange(1, len(values) + 1) if steps is None else steps, values, SOURCE)
 
 
 def noise(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> Floats:
@@ -128,6 +133,28 @@ def sick_loss(n_share: float, factor: float) -> Make:
     return make
 
 
+def thrown_back(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+    """A loss that is thrown back at two thirds, to twice what it was, and learns again a part of what it had."""
+    first = 2 * n // 3
+    base = np.concatenate([falling(first, 4.7, 3.1), falling(n - first, 6.2, 4.5)])
+    return facts({"loss": base * (1 + 0.01 * noise(rng, n, phi, heavy))})
+
+
+def bar(share: float, pause: float) -> Make:
+    """Rows of 4 to 10 steps, as a bar is drawn, with a pause of as many step times every 10 steps."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        steps = np.cumsum(rng.integers(4, 11, n))
+        whole = int(steps[-1])
+        each = np.maximum(1 + share * noise(rng, whole, phi, heavy), 0.2)
+        each[9::10] += pause
+        covered = np.diff(steps, prepend=0)
+        means = np.diff(np.cumsum(each)[steps - 1], prepend=0.0) / covered
+        return facts({"step_time_s": means}, steps=steps)
+
+    return make
+
+
 def printed_loss(shape: str, share: float, places: int, *, frozen: float = 0.0) -> Make:
     """A loss as it is printed: of each step, its running mean or renewed every 10 rows; a part at the end is frozen."""
 
@@ -199,6 +226,9 @@ LINES = (
         Line(f"{count} ranks, noise {100 * cv:g} %", straggler, work(count, cv))
         for count, cv in ((2, 0.02), (8, 0.02), (8, 0.05))
     ),
+    *(Line(f"rows of a bar, noise {100 * cv:g} %", periodic_stall, bar(cv, 0.0)) for cv in (0.05, 0.3)),
+    Line("thrown back at two thirds", diverging, thrown_back, True),
+    Line("rows of a bar, ten times a step every 10", periodic_stall, bar(0.1, 10.0), True),
     Line("× 1.5 over the last fifth", diverging, sick_loss(0.2, 1.5), True),
     Line("frozen over the last fifth, 4 decimals", frozen_loss, printed_loss("falling", 0.02, 4, frozen=0.2), True),
     Line("frozen over the last fifth, 2 decimals", frozen_loss, printed_loss("falling", 0.02, 2, frozen=0.2), True),
