@@ -141,13 +141,13 @@ def thrown_back(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> Ru
 
 
 def bar(share: float, pause: float) -> Make:
-    """Rows of 4 to 10 steps, as a bar is drawn, with a pause of as many step times every 10 steps."""
+    """Rows of 4 to 10 steps, as a bar is drawn, with a pause of as many step times every 9 steps."""
 
     def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
         steps = np.cumsum(rng.integers(4, 11, n))
         whole = int(steps[-1])
         each = np.maximum(1 + share * noise(rng, whole, phi, heavy), 0.2)
-        each[9::10] += pause
+        each[8::9] += pause
         covered = np.diff(steps, prepend=0)
         means = np.diff(np.cumsum(each)[steps - 1], prepend=0.0) / covered
         return facts({"step_time_s": means}, steps=steps)
@@ -228,7 +228,7 @@ LINES = (
     ),
     *(Line(f"rows of a bar, noise {100 * cv:g} %", periodic_stall, bar(cv, 0.0)) for cv in (0.05, 0.3)),
     Line("thrown back at two thirds", diverging, thrown_back, True),
-    Line("rows of a bar, ten times a step every 10", periodic_stall, bar(0.1, 10.0), True),
+    Line("rows of a bar, ten times a step every 9", periodic_stall, bar(0.1, 10.0), True),
     Line("× 1.5 over the last fifth", diverging, sick_loss(0.2, 1.5), True),
     Line("frozen over the last fifth, 4 decimals", frozen_loss, printed_loss("falling", 0.02, 4, frozen=0.2), True),
     Line("frozen over the last fifth, 2 decimals", frozen_loss, printed_loss("falling", 0.02, 2, frozen=0.2), True),

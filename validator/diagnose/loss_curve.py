@@ -172,10 +172,11 @@ def _risen(loss: Series) -> tuple[float, float, int] | None:
     rise, drop = high - low, float(levels[: lowest + 1].max()) - low
     if rise <= 0:
         return None
-    # The rise itself is no noise, nor is what comes at once behind it.
+    # A jump is no noise, nor is what comes at once behind it.
     cut = int(np.flatnonzero(levels < low + rise / 2)[-1]) + 1 + width // 2
     end = values[cut:][-max(4 * width, (len(values) - cut) // 2) :]
-    noise = max(_row_scatter(values[:cut], width), _row_scatter(end, width))
+    beside = max(_row_scatter(values[:cut], width), _row_scatter(end, width))
+    noise = min(_row_scatter(values, width), beside)
     if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * noise):
         return None
     if (values[-width:] < low + rise / 3).sum() > width // 3:
