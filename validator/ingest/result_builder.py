@@ -22,6 +22,10 @@ from validator.model.columns import ALIASES, OTHER_UNITS
 from validator.model.record import Outcome
 from validator.model.result import Floats, PrintedPlaces, RunEvidence, RunTable, ScalarValue, Series, Steps
 from validator.model.runbook import TrainerMetrics
+from validator.stats.spacing import is_of_steps
+
+_CORE = ("loss", "toks_per_s", "step_time_s")
+"""What says of a training how many steps were done; one without any has whatever else it measures."""
 
 
 def series_from(name: str, base: Series | Heartbeat, steps: Steps, values: Floats) -> Series:
@@ -124,14 +128,15 @@ def steps_done(
         return None
     at_zero = {name: float(s.values[0]) for name, s in series.items() if s.steps.size and s.steps[0] == 0}
     timed = any(at_zero.get(name, 0.0) > 0 for name in ("toks_per_s", "step_time_s"))
-    from_zero = timed or ("toks_per_s" not in at_zero and "loss" in at_zero and heartbeat is None)
+    measured = "loss" in at_zero or (series.keys().isdisjoint(_CORE) and any(map(is_of_steps, at_zero)))
+    from_zero = timed or ("toks_per_s" not in at_zero and measured and heartbeat is None)
     return float(highest + (1 if from_zero or any(map(_at_ends, series.values())) else 0))
 
 
 def _at_ends(series: Series) -> bool:
     """Whether rows come at the last of every k steps, counted from 0: each step is one less than a multiple of k."""
     strides = np.diff(series.steps)
-    if series.name not in ("loss", "toks_per_s", "step_time_s") or len(strides) < 2:
+    if series.name not in _CORE or len(strides) < 2:
         return False
     k = int(strides[0])
     return k > 1 and bool((strides == k).all()) and int(series.steps[0]) == k - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from validator.documents import parse_json
 from validator.files import Tree, reading_below
 from validator.ingest import collect_run
 from validator.ingest.clock import ARRIVALS_FILE
@@ -23,6 +25,8 @@ from validator.model.print_formats import Recipe
 from validator.model.readers import READERS
 from validator.model.result import Result, Series
 from validator.model.runbook import TrainerMetrics
+from validator.stats.spacing import is_of_steps
+from validator.text import listed
 
 _PRINT_READERS = ("nanogpt", "torchtitan", "megatron", "deepspeed", "llm.c", "hf-trainer")
 _FILE_READERS = ("lightning", "jsonl", "tensorboard", "wandb-offline", "mlflow-local")
@@ -30,6 +34,7 @@ _FILE_READERS = ("lightning", "jsonl", "tensorboard", "wandb-offline", "mlflow-l
 
 _CORE = ("loss", "step_time_s", "toks_per_s", "samples_per_s")
 _MAX_FILES = 20_000
+_RECORD_SUFFIXES, _MAX_FIRST = (".jsonl", ".ndjson", ".json"), 1 << 16
 _MAX_LINE = 500
 _OURS = (ARRIVALS_FILE, "logs/stdout.log", "logs/stderr.log")
 
@@ -60,8 +65,10 @@ class TrialReading:
 
     @property
     def series(self) -> Mapping[str, Series]:
-        """The series that a row of a sample shows, and that bounds are about."""
-        return {name: self.result.series[name] for name in _CORE if name in self.result.series}
+        """The series that a row of a sample shows, and that bounds are about; without any, all that a file has."""
+        core = {name: self.result.series[name] for name in _CORE if name in self.result.series}
+        files = "csv" in self.metrics or "reader" in self.metrics
+        return core or {name: one for name, one in self.result.series.items() if files and is_of_steps(name)}
 
     @property
     def has_loss(self) -> bool:
@@ -307,6 +314,23 @@ def unread_loss(reading: TrialReading, out: Path) -> str:
     for name in reading.result.series:
         if re.search(r"(?i)loss(?![a-z])", name) and not _OF_EVALUATION.search(name.replace("_", " ")):
             return _naming(name, f"names: {{loss: {name}}}, with the key as the trainer writes it")
+    return ""
+
+
+def unread_records(out: Path) -> str:
+    """Which keys JSON lines have that were read as no steps, as a sentence with what to write; empty without any."""
+    for path in grown_files(out):
+        if Path(path).suffix not in _RECORD_SUFFIXES:
+            continue
+        with suppress(OSError, ValueError), Tree(out) as tree, tree.open(path) as file:
+            record = parse_json(file.readline(_MAX_FIRST))
+            numbers = record.items() if isinstance(record, dict) else ()
+            keys = [key for key, value in numbers if isinstance(value, (int, float))]
+            if keys:
+                return (
+                    f"{path} has lines with the keys {listed(keys, most=8)}, and none that is known to count steps; "
+                    "write metrics: {reader: jsonl, names: {step: KEY, loss: KEY}}, or no_loss: true in place of a loss"
+                )
     return ""
 
 

@@ -25,7 +25,18 @@ _STEPS = (
         "max_iter",
     ),
     *("training_steps", "train.steps", "steps", "iterations", "num_iters", "n_iters", "iters"),
-    *("total_iterations", "max_update", "max_updates", "num_updates", "max_step", "num_steps", "n_steps", "nsteps"),
+    *(
+        "total_iterations",
+        "max_update",
+        "max_updates",
+        "num_updates",
+        "n_updates",
+        "updates",
+        "max_step",
+        "num_steps",
+        "n_steps",
+        "nsteps",
+    ),
 )
 _ROLLOUT = frozenset({"num_steps", "n_steps", "nsteps"})
 _TIMESTEPS = frozenset(

@@ -28,6 +28,7 @@ from validator.init.reading import (
     grown_files,
     readings,
     unread_loss,
+    unread_records,
     what_is_missing,
 )
 from validator.model.plan import RunSpec
@@ -100,7 +101,7 @@ class WatchedCommand:
     known not to exceed, by its epochs or since it came to its own end; `limit` those beyond which it does not go,
     whatever it is given; `failure` how it ended where it ended by itself and not well; `lines` are the first ones of
     the `printed` that were printed, `files` those that grew in the output folder and `outside` those in the working
-    folder; `unread` says which loss is read as none.
+    folder; `unread` says which loss is read as none, or which records are.
     """
 
     command: TrainerCommand
@@ -130,8 +131,8 @@ class WatchedCommand:
 
     def hints(self) -> Iterator[str]:
         """What is missing where nothing was recognized, or no loss, as far as that is known, and what to write."""
+        yield from filter(None, (self.unread,))
         if self.reading is not None:
-            yield from filter(None, (self.unread,))
             return
         if 0 < self.printed < ENOUGH_ROWS:
             seen = plural(self.printed, "line")
@@ -339,7 +340,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
             failure=outcome.last.detail if failed else None,
             lines=tuple(first_lines(out)),
             printed=count_lines(out),
-            unread="" if best is None else unread_loss(best, out),
+            unread=unread_records(out) if best is None else unread_loss(best, out),
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),
             total=None if best is None else _own_total(watcher, best, ended=outcome.exited_well),

@@ -149,6 +149,9 @@ STEP_KEYS = (
 )
 """Keys of a record that hold its step, the most certain first; capitals as small."""
 
+_COUNTS = ("update", "updates", "num_updates", "n_updates", "steps", "itr", "it", "iterations", "n_iter", "train_steps")
+"""Keys that hold it where a record has none of those."""
+
 
 def plain_key(raw: str) -> str:
     """A key as the tables above have it."""
@@ -191,7 +194,10 @@ def step_key(keys: Iterable[str]) -> str | None:
         whole.setdefault(first, raw)
         for name in others:
             inner.setdefault(name, raw)
-    return next((found[name] for found in (whole, inner) for name in STEP_KEYS if name in found), None)
+    return next(
+        (found[name] for names in (STEP_KEYS, _COUNTS) for found in (whole, inner) for name in names if name in found),
+        None,
+    )
 
 
 def _without_prefixes(key: str) -> Iterator[str]:

@@ -173,9 +173,20 @@ def _due(steps: Steps) -> int:
     return int(np.ceil(steps[-1] * ratios[len(ratios) // 2 :].max()))
 
 
+def is_of_steps(name: str) -> bool:
+    """Whether a series may have a row for each step that is logged: not one of the machine, nor of a validation."""
+    return not name.startswith(("telemetry.", "val"))
+
+
 def core_steps(result: Result) -> list[Steps]:
-    """The steps of each of loss, rate and time that has rows; a trainer writes at least one of them."""
-    found = (result.series.get(name) for name in ("loss", "toks_per_s", "step_time_s"))
+    """The steps of each of loss, rate and time that has rows; without a loss also of whatever has the most.
+
+    Rates and times may be those of validator's own clock, which misses the first steps.
+    """
+    found = [result.series.get(name) for name in ("loss", "toks_per_s", "step_time_s")]
+    if found[0] is None:
+        own = (one for name, one in result.series.items() if is_of_steps(name))
+        found.append(max(own, key=lambda one: len(one.steps), default=None))
     return [one.steps for one in found if one is not None and len(one.steps)]
 
 

@@ -108,7 +108,7 @@ class FileFollower:
         else:
 
             def make() -> Decoder:
-                return STREAMS[kind](name)
+                return STREAMS[kind](name, self.metrics)
 
             self._streams[name] = _Stream(kind, make, make())
 

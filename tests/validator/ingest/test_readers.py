@@ -323,6 +323,33 @@ def test_a_key_that_the_reader_does_not_know_is_named(tmp_path: Path) -> None:
     assert steps(read(tmp_path, "jsonl", names={"loss": "L/total"})) == [1, 2, 3, 4]
 
 
+def test_names_says_which_key_of_a_record_counts_its_steps(tmp_path: Path) -> None:
+    """It held for the columns of a CSV alone, and a file without a known step could not be read."""
+    rows = [{"frames": 640 * i, "optimizer/count": i, "loss": 3.0 / i} for i in range(1, 5)]
+    (tmp_path / "log.jsonl").write_text(jsonl(*rows))
+    assert "loss" not in read(tmp_path, "jsonl").series
+    result = read(tmp_path, "jsonl", names={"step": "optimizer/count"})
+    assert steps(result) == steps(result, "frames") == [1, 2, 3, 4]
+    assert result.scalars["steps.done"].value == 4
+
+
+@pytest.mark.parametrize("key", ["update", "n_updates", "train/updates", "itr", "steps"])
+def test_a_record_without_a_step_counts_its_updates(tmp_path: Path, key: str) -> None:
+    """A trainer of reinforcement learning, which logs a reward and no loss, wrote nothing that was recognized."""
+    rows = [{key: i, "env_frames": 32 * i, "ep_reward_mean": 0.1 * i, "policy_loss": -0.1} for i in range(40)]
+    (tmp_path / "log.jsonl").write_text(jsonl(*rows))
+    result = read(tmp_path, "jsonl")
+    assert steps(result, "ep_reward_mean") == list(range(40))
+    assert result.scalars["steps.done"].value == 40, "counted from 0"
+
+
+def test_a_step_comes_before_a_count_of_updates(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(jsonl(*({"update": 4 * i, "step": i, "loss": 3.0 / i} for i in range(1, 5))))
+    result = read(tmp_path, "jsonl")
+    assert steps(result) == [1, 2, 3, 4]
+    assert result.series["update"].values.tolist() == [4, 8, 12, 16]
+
+
 def test_readers_combine_by_step(tmp_path: Path) -> None:
     shutil.copytree(LOGGED / "tensorboard", tmp_path / "tb")
     (tmp_path / "x.jsonl").write_text(jsonl(*({"step": i, "loss": 9.0, "acc": 0.5} for i in range(10))))

@@ -10,9 +10,34 @@ import pytest
 from tests.validator.init.test_draft import watched
 from validator.ingest import collect_dir
 from validator.init.draft import draft
-from validator.init.reading import TrialReading, unread_loss
+from validator.init.reading import TrialReading, readings, unread_loss, unread_records
 from validator.kinds.registry import loads
 from validator.model.metrics import TrainerMetrics
+from validator.model.plan import RunSpec
+
+
+def test_records_whose_steps_are_not_known_are_shown_with_their_keys(tmp_path: Path) -> None:
+    """It said that one line was printed, and nothing of the file."""
+    (tmp_path / "progress.jsonl").write_text('{"frames": 32, "ret": 0.5, "kl": 0.01, "note": "x"}\n' * 40)
+    said = unread_records(tmp_path)
+    assert "progress.jsonl has lines with the keys frames, ret, kl, and none that is known to count steps" in said
+    assert "{reader: jsonl, names: {step: KEY, loss: KEY}}" in said
+    assert said in list(replace(watched("t.py", None), unread=said).hints())
+    (tmp_path / "progress.jsonl").write_text("[1, 2]\n{")
+    assert unread_records(tmp_path) == ""
+
+
+def test_a_trainer_that_logs_no_loss_and_no_pace_is_read(tmp_path: Path) -> None:
+    (tmp_path / "progress.jsonl").write_text(
+        "".join(f'{{"update": {i}, "ep_reward_mean": {i}, "entropy": 1.7}}\n' for i in range(40))
+    )
+    spec = RunSpec(
+        id="p/r1", phase="p", kind="train", launcher="python", argv=(), env={}, out=tmp_path.name, timeout_s=60
+    )
+    (best, *_) = readings(spec, run_dir=tmp_path.parent)
+    assert dict(best.metrics) == {"reader": ["jsonl"]}
+    assert (best.rows, best.last_step, best.has_loss, best.has_pace) == (40, 39, False, False)
+    assert best.sample(1) == [{"step": 39, "ep_reward_mean": 39, "entropy": 1.7}]
 
 
 def as_read(folder: Path, line: str, **metrics: str) -> TrialReading:

@@ -18,20 +18,20 @@ from validator.ingest.readers.wandb import WandbFile
 from validator.model.metrics import TrainerMetrics
 from validator.model.readers import FileFormat, LoggedFiles, Reader, matcher
 
-STREAMS: Mapping[str, Callable[[str], Decoder]] = {
-    "jsonl": lambda path: JsonLines(),
-    "tensorboard": lambda path: EventFile(),
-    "wandb": lambda path: WandbFile(),
-    "mlflow-files": lambda path: MetricFile(_metric_key(path)),
+STREAMS: Mapping[str, Callable[[str, TrainerMetrics], Decoder]] = {
+    "jsonl": lambda path, metrics: JsonLines(metrics.names.get("step")),
+    "tensorboard": lambda path, metrics: EventFile(),
+    "wandb": lambda path, metrics: WandbFile(),
+    "mlflow-files": lambda path, metrics: MetricFile(_metric_key(path)),
 }
 """Formats that grow at their end."""
 
 
-def decoder_of(kind: str, path: str) -> Decoder | None:
+def decoder_of(kind: str, path: str, metrics: TrainerMetrics) -> Decoder | None:
     """What reads a file of a format as it grows; None for one that is read as a whole."""
     if path.endswith(SUFFIX):
         return Rendition()
-    return STREAMS[kind](path) if kind in STREAMS else None
+    return STREAMS[kind](path, metrics) if kind in STREAMS else None
 
 
 WHOLE: Mapping[str, Callable[[], WholeFile]] = {"mlflow-sqlite": Database, "trainer-state": TrainerState}

@@ -14,9 +14,13 @@ _LONGEST = 1 << 20
 
 
 class JsonLines:
-    """Objects without a step are left out; one with a loss and no step is a flaw."""
+    """Objects without a step are left out; one with a loss and no step is a flaw.
 
-    def __init__(self) -> None:
+    `step` is the key that holds it, where the runbook names one.
+    """
+
+    def __init__(self, step: str | None = None) -> None:
+        self._step = step
         self.faults = FaultLog()
         self._rest = b""
         self._at = 0
@@ -52,7 +56,7 @@ class JsonLines:
         if not isinstance(record, dict):
             self.faults.add("garbage-line", self._line, printable(text, limit=60))
             return None
-        row = record_row(record, end=self._at)
+        row = record_row(record, end=self._at, step=self._step)
         if row is None and any(record_name(str(key)).name == "loss" for key in record):
             self.faults.add("missing-step", self._line, printable(text, limit=60))
         return row

@@ -37,6 +37,7 @@ class _Files:
     out: Path
     kind: str
     alone: bool
+    metrics: TrainerMetrics
     columns: LoggedColumns = field(default_factory=LoggedColumns)
     spans: list[tuple[float, float, str]] = field(default_factory=list)
     source: SourceFile | None = None
@@ -45,7 +46,7 @@ class _Files:
     def read(self, name: str) -> None:
         path = self.out / name
         before, first, last = self.columns.rows, float("inf"), float("-inf")
-        decoder = decoder_of(self.kind, name)
+        decoder = decoder_of(self.kind, name, self.metrics)
         if decoder is None:
             source = self._whole(path)
         else:
@@ -144,14 +145,14 @@ class _Reading:
                 yield run
 
     def _table(self, place: str, path: str) -> _Run | None:
-        table = read_table(self.out / path, self.read_log, ended=self.ended)
+        table = read_table(self.out / path, self.read_log, ended=self.ended, series=self.metrics.series_of)
         return None if table is None else _Run(place, dict(table.columns), (), table.source)
 
     def _run(self, place: str, paths: tuple[str, ...]) -> _Run | None:
         kind = self.found.kind.format
         if kind == "trainer-state":
             paths = (max(paths, key=self._finished),)
-        files = _Files(self.read_log, self.out, kind, alone=len(self.found.paths) == 1)
+        files = _Files(self.read_log, self.out, kind, alone=len(self.found.paths) == 1, metrics=self.metrics)
         for path in sorted(paths):
             files.read(path)
         both = files.overlap() if kind == "tensorboard" else None

@@ -81,26 +81,29 @@ def as_number(value: object) -> float | None:
         return None
 
 
-def record_row(record: Mapping[str, object], *, end: int, fallback: str | None = None) -> LoggedRow | None:
+def record_row(
+    record: Mapping[str, object], *, end: int, fallback: str | None = None, step: str | None = None
+) -> LoggedRow | None:
     """The row of a record of keys and values, nested ones as `outer/inner`; None where it has no step.
 
     Args:
         record: as the logger wrote it.
         end: the byte behind it.
         fallback: the logger's own count, which is the step where the trainer logs none.
+        step: the key that the runbook names for it.
     """
     flat = dict(_leaves(record, ""))
-    found = step_key(flat)
+    found = step_key(flat) if step is None else step if step in flat else None
     key = found if found is not None else fallback
-    step = None if key is None else as_number(flat.get(key))
-    if key is None or step is None or not abs(step) < MAX_STEP or step != int(step):
+    count = None if key is None else as_number(flat.get(key))
+    if key is None or count is None or not abs(count) < MAX_STEP or count != int(count):
         return None
     values = {
         name: number
         for name, value in flat.items()
         if name not in (key, fallback) and plain_key(name) not in STEP_KEYS and (number := as_number(value)) is not None
     }
-    return LoggedRow(int(step), values, end=end, keyed=found is not None)
+    return LoggedRow(int(count), values, end=end, keyed=found is not None)
 
 
 _DEPTH = 4
