@@ -17,6 +17,7 @@ from validator.diagnose import (
     devices,
     evidence_quality,
     loss_curve,
+    not_finite,
     phases,
     progress,
     provenance,
@@ -38,6 +39,7 @@ from validator.model.verdict import Finding, PhaseReport
 _MODULES = (
     evidence_quality,
     settings,
+    not_finite,
     loss_curve,
     training_health,
     progress,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, hit_evidence, rule
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
 from validator.model.result import Floats, Series
 from validator.text import format_number
 
@@ -27,7 +27,6 @@ _DROP_SHARE = 0.10
 
 _EXPLODED = 100.0
 _ABOVE_ZERO = 0.1
-_NAN_ROWS = 3
 _NEAR_ZERO = 0.01
 _ZERO_STRIKES = 3
 _RETURNS, _OFTEN_ZERO = 5, 0.25
@@ -54,52 +53,6 @@ _MANTISSAS = (7, 10)
 """Bits of bfloat16 and float16, whose steps are often larger than those of the print."""
 
 
-@rule("nan-loss", "veto", of="run")
-def nan_loss(run: RunFacts) -> Iterator[Diagnosis]:
-    """A loss of NaN or infinity, on any rank."""
-    ranks = [one["loss"] for one in run.result.rank_series.values() if "loss" in one]
-    for series in ([run.result.series["loss"]] if "loss" in run.result.series else []) + ranks:
-        bad = np.flatnonzero(~np.isfinite(series.values))
-        if not bad.size:
-            continue
-        at = int(series.steps[bad[0]])
-        before = series.values[: bad[0]]
-        last = f"; the last finite loss was {format_number(before[-1])}" if before.size else ""
-        yield Diagnosis(
-            f"The loss is {series.values[bad[0]]} from step {at} on rank {series.rank}{last}.",
-            because=[evidence(f"{bad.size} of {len(series.values)} rows not finite", series.source.path, f"step {at}")],
-            next_step="Run again from before that step in fp32 with a lower learning rate and gradient clipping; if it "
-            "stays, look at that step's batch.",
-        )
-        return
-    yield from _said_in_words(run, written=bool(ranks) or run.series("loss") is not None)
-
-
-def _said_in_words(run: RunFacts, *, written: bool) -> Iterator[Diagnosis]:
-    """A loss that only the log's words say not to be finite. `written`: whether there is a loss by steps, all finite.
-
-    Then the words count where the run ended before its time, since it may have gone on behind a value that it names, or
-    where row after row of a table has it: the loss by steps is then another number.
-    """
-    ended = run.failed or run.ended_early
-    if len(run.hits("nan_row")) >= _NAN_ROWS:
-        written = False
-    kinds = (*(("nan_loss",) if ended or not written else ()), *(("nan_words",) if ended else ()))
-    said = {hit.text: hit for kind in kinds for hit in run.hits(kind)}
-    if not run.training or not said:
-        return
-    end = f", and the run ended after {format_number(run.steps_done or 0.0)} steps" if ended else ""
-    yield Diagnosis(
-        f"The log has a loss or a perplexity that is not finite{end}; no row of a loss by steps shows it.",
-        because=[hit_evidence(hit) for hit in list(said.values())[:3]],
-        next_step="Run again from before that step in fp32 with a lower learning rate and gradient clipping; if it "
-        "stays, look at that step's batch."
-        if ended
-        else "Log the loss of each step, as the trainer's own settings allow, and run again: from which step "
-        "on it is NaN is not known.",
-    )
-
-
 @rule("diverging", "veto", of="run")
 def diverging(run: RunFacts) -> Iterator[Diagnosis]:
     """The loss ends far above its own minimum, or the gradient norm at a hundred times its usual value."""
@@ -108,13 +61,14 @@ def diverging(run: RunFacts) -> Iterator[Diagnosis]:
         return
     risen = None if loss is None else _risen(loss)
     if loss is not None and risen is not None:
-        low, high, at = risen
+        low, high, at, since = risen
         yield _diverges(
-            f"The loss rises from {format_number(low)} near step {at} to {format_number(high)} at the end and does "
+            f"The loss rises from {format_number(low)} near step {since} to {format_number(high)} at the end and does "
             "not come back.",
             "veto",
             loss,
-            f"smoothed loss: minimum {format_number(low)} near step {at}, end {format_number(high)}",
+            f"smoothed loss: minimum {format_number(low)} near step {at}, from step {since} on above it, end "
+            f"{format_number(high)}",
         )
         return
     exploded = None if norm is None else _exploded(norm)
@@ -160,8 +114,9 @@ def _row_scatter(values: Floats, width: int) -> float:
     return max(float(np.median(half)) for half in parts) * 1.4826 / math.sqrt(6.0)
 
 
-def _risen(loss: Series) -> tuple[float, float, int] | None:
-    """Smoothed minimum, last level, and the step of the minimum, where the loss ends far above it."""
+def _risen(loss: Series) -> tuple[float, float, int, int] | None:
+    """Smoothed minimum, last level, the step of the minimum and that from which the loss is above it by a tenth of the
+    rise, where it ends far above it."""
     finite = np.isfinite(loss.values)
     values, steps = loss.values[finite], loss.steps[finite]
     if len(values) < _MIN_ROWS:
@@ -181,7 +136,10 @@ def _risen(loss: Series) -> tuple[float, float, int] | None:
         return None
     if (values[-width:] < low + rise / 3).sum() > width // 3:
         return None  # some rows of the end are where the minimum is
-    return low, high, int(steps[min(lowest + width // 2, len(steps) - 1)])
+    # A level is a median, so the first that is above has more than half of its rows behind the change.
+    since = int(np.flatnonzero(levels < low + rise / 10)[-1]) + 1 + width // 2
+    at, since = (int(steps[min(row, len(steps) - 1)]) for row in (lowest + width // 2, since))
+    return low, high, at, since
 
 
 def _at_its_minimum(loss: Series) -> bool:
@@ -195,7 +153,7 @@ def _at_its_minimum(loss: Series) -> bool:
 
 def _exploded(norm: Series) -> tuple[float, float, int] | None:
     """Usual norm, norm at the end, and the step since which it is a hundred times the usual one."""
-    usable = (norm.values > 0) & np.isfinite(norm.values)  # 0 is not measured; others are `nonfinite-grad`
+    usable = (norm.values > 0) & np.isfinite(norm.values)  # 0 is not measured; others are `nonfinite-values`
     values, steps = norm.values[usable], norm.steps[usable]
     if len(values) < _MIN_ROWS:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from validator.diagnose import evidence_quality, loss_curve
+from validator.diagnose import evidence_quality, not_finite
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, hit_evidence, rule
 from validator.model.runbook import Watchdog
 from validator.text import format_duration
@@ -122,7 +122,7 @@ def ended_early(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _end_has_a_cause(run: RunFacts) -> bool:
     """Whether another finding says why the run ended, so that the early end is no fact of its own."""
-    named = any(True for one in (loss_curve.nan_loss, evidence_quality.stale_halt) for _ in one.look(run))
+    named = any(True for one in (not_finite.nan_loss, evidence_quality.stale_halt) for _ in one.look(run))
     return named or bool(run.hits("oom") or run.hits("disk_full"))
 
 

@@ -25,12 +25,6 @@ _SAME_ROWS = 20
 _SAME_COARSE_ROWS = 100
 """Rows from which losses of two decimals that are all the same are no chance either."""
 
-_UNMEASURED = 0.9
-_RARE_NORMS, _OFTEN_NORMS, _MIN_NORMS = 0.005, 0.02, 3
-"""Share of the rows behind the first quarter whose gradient norm is not finite: below the first one as a loss scale
-makes it that tries to grow every 500 steps or more; from the second one, and so many rows, a veto. Rows whose norms are
-nearly all so show none."""
-
 _REPEATS = 0.7
 _MIN_PERIODS = 4
 
@@ -66,51 +60,6 @@ def zero_grad(run: RunFacts) -> Iterator[Diagnosis]:
         because=[evidence(f"grad_norm 0 in {int(zero.sum())} rows", series.source.path, f"step {at}")],
         next_step="Look for a detached loss, frozen parameters, or a loss scale that underflows; train one step on one "
         "process and print each parameter's gradient norm.",
-    )
-
-
-@rule("nonfinite-grad", "veto", of="run")
-def nonfinite_grad(run: RunFacts) -> Iterator[Diagnosis]:
-    """Gradient norms of NaN or infinity again and again, where the loss that is written stays finite.
-
-    A warning where they are few; information at the start, and as rare as a loss scale that tries to grow makes them.
-    """
-    norm, loss = run.series("grad_norm"), run.series("loss")
-    if not run.training or norm is None or (loss is not None and not np.isfinite(loss.values).all()):
-        return
-    bad = ~np.isfinite(norm.values)
-    if not bad.any():
-        return
-    said = f"The gradient norm is not finite in {int(bad.sum())} of {bad.size} rows"
-    last = int(norm.steps[np.flatnonzero(bad)[-1]])
-    because = [evidence(said, norm.source.path, f"step {last}")]
-    losses = loss.values[np.isin(loss.steps, norm.steps[bad])].tolist() if loss is not None else []
-    if bad.mean() >= _UNMEASURED and fell(losses):
-        yield Diagnosis(
-            f"{said} while the loss falls: the norm is not measured, and nothing is known of gradients.",
-            severity="info",
-            because=because,
-            next_step="Log the norm that clip_grad_norm_ returns (DeepSpeed: get_global_grad_norm() after a step), or "
-            "leave the column out.",
-        )
-        return
-    late = bad[bad.size // 4 :]
-    often = float(late.mean())
-    severity: Severity = "info" if often < _RARE_NORMS else "warning"
-    if often >= _OFTEN_NORMS and late.sum() >= _MIN_NORMS:
-        severity = "veto"
-    why = (
-        "as a loss scale makes them that is being found out, or tries to grow"
-        if severity == "info"
-        else "these steps are skipped, or their loss is written without what is not finite"
-    )
-    yield Diagnosis(
-        f"{said}, the last at step {last}, and the loss that is written stays finite: {why}.",
-        severity=severity,
-        because=because,
-        next_step="Log the raw loss of each step, and which steps are skipped. In float16 look at the loss scale, or "
-        "use bfloat16, in which no step should have one; else run the batch of such a step alone under "
-        "torch.autograd.set_detect_anomaly(True).",
     )
 
 

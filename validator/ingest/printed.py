@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -32,6 +32,17 @@ _PAUSES = re.compile(
 
 _SHOWN = 200
 """Characters of a line in which these words are looked for."""
+
+_NOT_FINITE = re.compile(r"(?<![a-z])(?:nan|inf(?:inity)?)(?![a-z])", re.IGNORECASE)
+_NAMED = re.compile(
+    r"(?<![\w/.-])([A-Za-z][\w/.-]{0,60})[\"')]?\s{0,8}[:=]\s{0,8}[\"']?"
+    r"([-+]?(?:\.?\d|(?:nan|inf(?:inity)?)(?![a-z])))",
+    re.IGNORECASE,
+)
+"""A name and how its number begins."""
+
+_FIRST_ROWS, _MOST_NAMES = 5, 64
+"""Rows in which names are looked for, and how many."""
 
 _BAR_END = re.compile(r"(?:it/s|s/it)[^\]\r]*\]")
 _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
@@ -59,6 +70,8 @@ class PrintedRows:
     pauses: array[int] = field(default_factory=lambda: array("q"))
     epochs: list[tuple[int, int]] = field(default_factory=list)
     last_other: str = ""
+    not_finite: dict[str, array[int]] = field(default_factory=dict)
+    """Rows in which a number that was finite in the first ones is not, by its name."""
     _announced: tuple[int, Printed] | None = None
     places: PrintedPlaces | None = None
 
@@ -96,6 +109,8 @@ class PrintedRows:
             self._add(*self._announced)  # a box of several lines begins with one that holds the step alone
         self._announced = None
         self._look_at_loss(number, printed, text)
+        if len(self.steps) < _FIRST_ROWS or _NOT_FINITE.search(text):
+            self._look_at_names(text)
         self._add(number, printed)
 
     def _look_at_loss(self, number: int, printed: Printed, line: str) -> None:
@@ -108,6 +123,17 @@ class PrintedRows:
                     shown.isdigit() and re.search(rf"(?<![\d.,]){shown},\d+(?!\d|[.,]\d)", line)
                 ):
                     self.doubtful.append((number, shown))
+
+    def _look_at_names(self, line: str) -> None:
+        """Keep the names of the first rows whose numbers are finite, and where they no longer are."""
+        row, named = len(self.steps), _NAMED.findall(line)
+        if row < _FIRST_ROWS and len(self.not_finite) < _MOST_NAMES:
+            for name, begins in named:
+                if row == 0 and begins[-1].isdigit():
+                    self.not_finite.setdefault(name, array("q"))
+        for name, begins in named:
+            if name in self.not_finite and not begins[-1].isdigit():
+                self.not_finite[name].append(row)
 
     @property
     def _is_bar(self) -> bool:
@@ -178,13 +204,25 @@ class PrintedRows:
         begins = ((before, group[place[row]]) for before, row in self.epochs)
         epochs = tuple((before, int(own[at])) for before, at in begins if position[at] >= 0)
         found_at = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64), epochs)
-        self.places = replace(found_at, counted=len(kept) > 1 or not self._begins_in_later_epoch)
+        self.places = replace(
+            found_at,
+            counted=len(kept) > 1 or not self._begins_in_later_epoch,
+            not_finite=dict(self._not_finite(position, group, place)),
+        )
         found: dict[str, Column] = {}
         for name, (places, numbers) in columns.items():
             there = position[places] >= 0
             if there.any():
                 found[name] = own[places[there]], numbers[there]
         return with_derived(clocks(found) if "any_time" in self.pattern.names else found, stamps), len(kept)
+
+    def _not_finite(self, position: Steps, group: Steps, place: Steps) -> Iterator[tuple[str, Steps]]:
+        """Names to the kept rows in which their numbers are not finite; what is not finite from the start is none."""
+        for name, rows in self.not_finite.items():
+            seen = np.array(rows, dtype=np.int64)
+            if seen.size and seen[0] >= _FIRST_ROWS:
+                at = position[group[place[seen[seen < len(place)]]]]
+                yield name, np.unique(at[at >= 0])
 
     def _by_totals(self, steps: Steps) -> Steps:
         """Steps of counted lines by the tokens or samples seen: the fewest between two lines are one step, so that a

@@ -45,6 +45,8 @@ from validator.text import format_interval, format_value
 
 _FLIPPED = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
 _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
+_MANY_ROWS = 30
+"""Rows from which a loss that falls shows it in all of them together, if a trainer learns at all in them."""
 
 
 def judge_criterion(
@@ -199,9 +201,10 @@ def _judge(asked: Question, binding: Binding) -> Judgment:
 
 
 def _within_noise(judgment: Judgment, asked: Question, binding: Binding) -> Judgment:
-    """What fails because the last row does not lie beyond the first is open where single rows vary by as much."""
+    """What fails because the last row does not lie beyond the first is open where single rows vary by as much; what
+    passes too, where many rows together show no fall."""
     left, right = asked.comparison.left, asked.comparison.right
-    if judgment.status != "FAIL" or not isinstance(left, Reference) or not isinstance(right, Reference):
+    if judgment.status not in ("FAIL", "PASS") or not isinstance(left, Reference) or not isinstance(right, Reference):
         return judgment
     if asked.comparison.operator in ("==", "!="):
         return judgment
@@ -217,16 +220,20 @@ def _within_noise(judgment: Judgment, asked: Question, binding: Binding) -> Judg
         return judgment
     run = phase.arms[arm][index]
     found, rows = measured(run), run.result.series.get(one.name) if run.result is not None else None
+    stats = None if found is None else found.metrics.get(one.name)
+    if judgment.status == "PASS" and (stats is None or stats.fell is not False or stats.n < _MANY_ROWS):
+        return judgment
     if rows is not None and len(rows.values) == 1 and math.isfinite(rows.values[0]):
         message = f"{judgment.message} The run has one row of {one.name}, its first and its last: more steps show more."
         return replace(judgment, status="INCONCLUSIVE", message=message)
-    noise = found.metrics[one.name].noise if found is not None and one.name in found.metrics else None
+    noise = None if stats is None else stats.noise
     values = [side for side in (judgment.observed, judgment.bound) if isinstance(side, float)]
     if noise is None or len(values) < 2 or not within_noise(values[0] - values[1], noise, rows=2):
         return judgment
+    together = f", and {stats.n} rows together show no fall" if judgment.status == "PASS" and stats is not None else ""
     message = (
-        f"{judgment.message} One row varies by {format_value(noise, one.unit)}, so the difference may be chance: "
-        f"more steps show whether {one.name} falls or rises."
+        f"{judgment.message} One row varies by {format_value(noise, one.unit)}{together}, so the difference may be "
+        f"chance: more steps show whether {one.name} falls or rises."
     )
     return replace(judgment, status="INCONCLUSIVE", message=message)
 

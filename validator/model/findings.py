@@ -51,7 +51,7 @@ ANSWERS: Mapping[str, str] = {
     "nan-loss": "",
     "nccl-error": "`retries`, `on_failure`",
     "no-steady-state": "`warmup_steps`, `steps`",
-    "nonfinite-grad": "",
+    "nonfinite-values": "",
     "noop-compression": "`args`, `env`",
     "not-comm-bound": "",
     "not-judged": "`trainer.metrics`",

@@ -171,7 +171,7 @@ RECORDED: tuple[Case, ...] = (
         "learning",
         "INCONCLUSIVE",
         FakeRun(columns={"grad_norm": [math.nan if i % 17 == 16 else 0.4 for i in range(120)]}),
-        "nonfinite-grad",
+        "nonfinite-values",
     ),
     case(
         "rate-that-halves-in-a-soak",

@@ -158,12 +158,12 @@ def test_a_norm_of_zero_while_the_loss_falls_is_not_measured(tmp_path: Path) -> 
 def test_gradient_norms_that_are_not_finite(tmp_path: Path, bad: Sequence[int], severity: str, norm: float) -> None:
     """Steps that are skipped for NaN, and a loss that is averaged over the others: that was GO without a finding."""
     norms = [norm if i in bad else 0.5 for i in range(N)]
-    assert found(tmp_path, falling(), grad_norm=norms) == {"nonfinite-grad": severity}
+    assert found(tmp_path, falling(), grad_norm=norms) == {"nonfinite-values": severity}
 
 
 def test_a_loss_scale_that_tries_to_grow_is_healthy(tmp_path: Path) -> None:
     norms = [math.inf if i % 500 == 499 else 0.5 for i in range(2000)]
-    assert found(tmp_path, falling(2000), grad_norm=norms) == {"nonfinite-grad": "info"}
+    assert found(tmp_path, falling(2000), grad_norm=norms) == {"nonfinite-values": "info"}
 
 
 def test_a_loss_that_passes_ln_256_is_no_floor(tmp_path: Path) -> None:
