@@ -54,7 +54,8 @@ Lengths = Mapping[str, Mapping[str, int]]
 class MetricBound:
     """One criterion: `phase`, `reference operator value`, and a sentence that says where it comes from.
 
-    `warnings` are clauses that say why it may be too tight, or too easy to pass.
+    `warnings` are clauses that say why it may be too tight, or too easy to pass. `room`: how many times as slow as the
+    good runs one may be that passes; 1 for what is no rate.
     """
 
     phase: str
@@ -64,6 +65,7 @@ class MetricBound:
     unit: str
     why: str
     warnings: tuple[str, ...] = ()
+    room: float = 1.0
 
     @property
     def expr(self) -> str:
@@ -231,6 +233,7 @@ def _metric_bound(
         why=f"{plural(n, 'good run')} gave {format_number(mean)} {metric.unit} ({source}); "
         f"{', '.join(parts)}; from {', '.join(good.names)}",
         warnings=tuple(_warnings(metric, good, distance, row is None and not measured)),
+        room=max(mean / value, value / mean) if metric.window == "steady" and not measured else 1.0,
     )
 
 

@@ -32,6 +32,10 @@ _SET_PERIOD = 10
 _LONG_GAP = 5.0
 """Times the usual pause that one must last to be named by itself."""
 
+_LOST_DECLARED, _GROWN, _FEW_PAUSES = 0.05, 1.5, 6
+"""Share of the time that pauses that are declared take at least to be named for their growth, times as long as the
+first that the last ones take then, and how many it takes to see that."""
+
 _MIN_STALL_S = 0.02
 """Seconds that a pause without a period, or one that came a few times only, must take."""
 
@@ -114,14 +118,20 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
     if len(at) < _MIN_REGULAR and float(np.median(stalls.extra_s)) < _MIN_STALL_S:
         return None  # of a few such delays, three or four keep a period by chance in 1 to 3 runs of 100
     least, largest = stalls.between or (period or 0, period or 0)
-    if stalls.lost < _LOST_INFO or _is_declared(run, at, range(least, largest + 1)):
+    if stalls.lost < _LOST_INFO:
+        return None
+    declared = _is_declared(run, at, range(least, largest + 1))
+    growth = _growth(stalls.extra_s)
+    if declared and (growth < _GROWN or stalls.lost < _LOST_DECLARED):
         return None
     about = "about " if stalls.slack or least != largest else ""
     rhythm = f"{about}every {period} steps" if period is not None else f"{len(at)} times without a period"
     longest, gap = _longest(stalls, at)
     meant = _reason_if_meant(run, at, period)
+    if declared:
+        meant = f" They are declared, and grow: the last ones take {growth:.2g} times as long as the first."
     minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
-    loud = gap >= minimum or (stalls.lost >= minimum and not meant)
+    loud = declared or gap >= minimum or (stalls.lost >= minimum and not meant)
     return Diagnosis(
         f"A step takes {float(np.median(stalls.extra_s)):.3g} s more {rhythm} (steps {_listed(at)}): "
         f"{format_percent(stalls.lost)} of the time{what}.{longest}{meant}",
@@ -132,6 +142,14 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
         next_step="Look at what runs at these steps (a validation, a checkpoint, a flush, garbage collection, a "
         "loader that fills its buffer). A pause that is meant is declared: pause_every in the phase.",
     )
+
+
+def _growth(extra_s: Floats) -> float:
+    """Times as long that the last pauses take as the first ones, by a third of them each; 1 for fewer than six."""
+    third = len(extra_s) // 3
+    if third < _FEW_PAUSES // 3:
+        return 1.0
+    return float(np.median(extra_s[-third:]) / np.median(extra_s[:third]))
 
 
 def _listed(at: Steps) -> str:

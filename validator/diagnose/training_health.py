@@ -27,6 +27,9 @@ _SAME_COARSE_ROWS = 100
 
 _REPEATS = 0.7
 _MIN_PERIODS = 4
+_FEW_BATCHES, _BY_HEART = 16, 0.1
+"""Steps after which the same batches come again, up to which they are few, and the share of the first losses below
+which they are learned by heart."""
 
 
 @rule("zero-grad", "veto", of="run")
@@ -174,9 +177,10 @@ def _vocabularies(run: RunFacts) -> list[float]:
     return [v for v in (own, run.number("vocab_size", "padded_vocab_size", "n_vocab")) if v is not None and v > 1]
 
 
-@rule("repeated-data", "warning", of="run")
+@rule("repeated-data", "veto", of="run")
 def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
-    """The losses repeat with a period: digit for digit nothing is learned from data that come again, else few data."""
+    """The losses repeat with a period: digit for digit nothing is learned from data that come again, else few data,
+    which is a veto where a few batches are learned by heart."""
     loss = run.series("loss")
     if not run.training or loss is None:
         return
@@ -186,11 +190,17 @@ def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
         period = _period(values)
     if exact is None and period is None:
         return
+    by_heart = ""
+    if exact is None and period is not None and period * int(np.median(np.diff(loss.steps))) <= _FEW_BATCHES:
+        begins, ends = float(values[:period].mean()), float(values[-period:].mean())
+        if 0 <= ends < _BY_HEART * begins:
+            by_heart = f" They are learned by heart: the loss ends at {format_number(ends)} of {format_number(begins)}."
     yield Diagnosis(
         f"The losses repeat digit for digit every {exact} rows: the same batches come again, and nothing is learned."
         if exact is not None
-        else f"The losses go up and down alike every {period} rows, as when the same {period} batches come again.",
-        severity="warning" if exact is not None else "info",
+        else f"The losses go up and down alike every {period} rows, as when the same {period} batches come again."
+        f"{by_heart}",
+        severity="veto" if by_heart else "warning" if exact is not None else "info",
         confidence="high" if exact is not None else "medium",
         because=[evidence(f"period of {exact or period} rows in {values.size}", loss.source.path)],
         next_step="Look at the sampler and at how many batches the data hold: a loss that falls on a few batches is "

@@ -243,6 +243,7 @@ class RunbookRef(Frozen):
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     command: tuple[str, ...] = Field((), description="Of `run -- COMMAND`, in no file: the options, `--`, the command.")
+    max_steps: int | None = Field(None, description="Steps that the trainer does at most, as declared.")
 
 
 class Recommendation(Frozen):

@@ -53,6 +53,7 @@ def assemble(
             only=header.only,
             skip=header.skip,
             command=header.command,
+            max_steps=header.runbook.trainer.max_steps,
         ),
         started=header.started,
         finished=end.finished,

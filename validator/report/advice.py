@@ -147,6 +147,8 @@ def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     short = too_short(phase)
     repeated = short == "interval" and len(phase.runs) >= MIN_REPEATS
     longer = (_what_is_needed(phase) if short else None) or _LONGER.get("repeated" if repeated else short or "")
+    if longer and (most := report.runbook.max_steps) is not None and _wanted_steps(phase) > most:
+        longer = _AT_MOST.format(most=most)
     step = longer or _about_nodes(phase, report) or _STEPS.get(status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
@@ -207,6 +209,11 @@ _LONGER = {
 }
 
 
+_AT_MOST = (
+    "More rows, or more runs, would say more. The trainer does {most:,} steps at most (trainer.max_steps): repeat the "
+    "phase, or give the trainer a greater length of its own, and correct trainer.max_steps."
+)
+
 _STEPS = {
     "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
     "with `validator compare`.",
@@ -253,7 +260,7 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
             return f"tail -n 50 {shell_path(run_dir / run.log)}"
     if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
         return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
-    others, sets = _more_steps(phase)
+    others, sets = _more_steps(phase, report.runbook.max_steps)
     return _run_again(report, run_dir, sets) if vetoed else _run_again(report, run_dir, sets, (phase.id, *others))
 
 
@@ -288,21 +295,32 @@ def _quoted(text: str) -> str:
     return shlex.quote(one_line(text))
 
 
-def _more_steps(phase: PhaseReport) -> tuple[tuple[str, ...], dict[str, int]]:
+def _more_steps(phase: PhaseReport, most: int | None) -> tuple[tuple[str, ...], dict[str, int]]:
     """The steps, or repeats, that would decide it, and the other phases that they are of.
 
-    Where they are not known, twice as many: as many as before would be too few again.
+    Where they are not known, twice as many: as many as before would be too few again. Repeats where the trainer does
+    no more than `most` steps.
     """
+    if most is not None and _wanted_steps(phase) > most:
+        return (), {f"{phase.id}.repeats": max(MIN_REPEATS, 2 * len(phase.runs))}
     needed, repeats = _needed(phase)
     settings = {f"{name}.steps": count for name, count in needed.items()}
     settings |= {f"{name}.repeats": count for name, count in repeats.items()}
     counted = any("steps.done" in criterion.text for criterion in phase.criteria)
     if settings and not counted:
         return tuple(dict.fromkeys(name for name in (*needed, *repeats) if name != phase.id)), settings
+    twice = 0 if counted else _wanted_steps(phase)
+    return (), {f"{phase.id}.steps": twice} if twice else {}
+
+
+def _wanted_steps(phase: PhaseReport) -> int:
+    """The most steps that would be asked for: those that are known to be needed, else twice as many as were done; 0
+    where the length is not what lacks, or repeats are what is needed."""
+    needed, repeats = _needed(phase)
+    if needed or repeats or too_short(phase) is None:
+        return max(needed.values(), default=0)
     steps = [run.scalars["steps.done"].value for run in phase.runs if "steps.done" in run.scalars]
-    if too_short(phase) is None or counted or not steps or not isinstance(steps[-1], float):
-        return (), {}
-    return (), {f"{phase.id}.steps": 2 * round(steps[-1])}
+    return 2 * round(steps[-1]) if steps and isinstance(steps[-1], float) else 0
 
 
 def _blocking_phase(report: ValidationReport) -> PhaseReport | None:

@@ -243,3 +243,54 @@ def test_scatter_that_fades_is_no_veto(tmp_path: Path) -> None:
         noise = random.Random(seed)
         fades = printed([4.4 + 0.9**i * noise.gauss(0, 1) for i in range(N)])
         assert found(tmp_path / str(seed), fades).get("zero-grad") != "veto", seed
+
+
+def test_a_few_batches_that_are_learned_by_heart(tmp_path: Path) -> None:
+    """2.1 → 0.0009 on three batches was GO."""
+    batches = (1.0, 1.6, 0.8)
+    losses = [(2.0 * 0.97**i + 0.001) * batches[i % 3] for i in range(N)]
+    assert found(tmp_path / "few", losses)["repeated-data"] == "veto"
+    slowly = [(2.0 * 0.999**i + 0.001) * batches[i % 3] for i in range(N)]
+    assert found(tmp_path / "slowly", slowly)["repeated-data"] == "info"
+    noise = random.Random(1)
+    many = [(2.0 * 0.97**i + 0.001) * (1 + 0.3 * noise.random()) for i in range(N)]
+    assert "repeated-data" not in found(tmp_path / "many", many)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "severity"),
+    [
+        ("kl", range(100, N), "veto"),
+        ("g_loss", range(20, N, 10), "veto"),
+        ("acc", range(100, N), "warning"),
+        ("kl", range(0, N, 2), None),  # not measured in each row
+        ("kl", range(3), None),
+        ("kl", [150], None),
+        ("kl", range(60, 100), None),  # and recovered
+        ("it/s", range(100, N), None),
+    ],
+)
+def test_a_number_beside_the_loss_that_stops_being_finite(
+    tmp_path: Path, name: str, bad: Sequence[int], severity: str | None
+) -> None:
+    """`recon: 12.9 kl: inf`, of which the pattern reads the first alone: no step was done any more, and that passed."""
+    values = ["inf" if i in bad else f"{1 / (i + 1):.3f}" for i in range(N)]
+    lines = [f"[{i}/{N}] loss: {loss:.4f} {name}: {values[i]}" for i, loss in enumerate(falling())]
+    metrics = TrainerMetrics(stdout=r"\[{step}/\d+\] loss: {loss}")
+    write_logs(tmp_path, stdout="\n".join(lines) + "\n")
+    shown = of_run(tmp_path, steps=N, metrics=metrics)
+    assert getattr(shown.get("nonfinite-values"), "severity", None) == severity
+    if severity:
+        assert f"{name} is not finite in {len(bad)} of {N} rows" in shown["nonfinite-values"].message
+
+
+def test_a_column_beside_the_loss_that_stops_being_finite(tmp_path: Path) -> None:
+    column = [math.nan if i >= 120 else 0.1 for i in range(N)]
+    assert found(tmp_path, falling(), kl_loss=column) == {"nonfinite-values": "veto"}
+
+
+def test_a_loss_that_rises_is_named_with_the_step_at_which_it_begins(tmp_path: Path) -> None:
+    losses = [*falling(140, last=2.0), *(4.0 + 0.02 * (i % 3) for i in range(60))]
+    rates = [845.0] * N
+    shown = of_run(healthy(tmp_path / "r", rates=rates, losses=losses), steps=N)["diverging"]
+    assert int(shown.message.split("near step ")[1].split()[0]) == pytest.approx(141, abs=2)
