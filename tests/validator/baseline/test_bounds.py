@@ -260,6 +260,16 @@ def test_the_next_run_on_a_noisy_machine_passes_too(cv: float, phi: float) -> No
     assert passed >= 0.95 * trials
 
 
+def test_a_bound_says_how_slow_a_machine_may_be_that_passes_it() -> None:
+    """6,990 tok/s in rows from 2,000 to 18,000 gave a bound of 1,290, which `init --from-run` wrote."""
+    even, uneven = (
+        _rate(bounds_of([_report_of(result(times=ar1(28, cv=cv, phi=0.9)))], runbook=_book(), margin=0.02))
+        for cv in (0.01, 0.5)
+    )
+    assert 1.0 < even.room < 1.3
+    assert uneven.room > 2.0
+
+
 @pytest.mark.parametrize(("rows", "cv", "phi"), [(30, 0.03, 0.5), (28, 0.07, 0.9)])
 def test_a_bound_from_a_few_rows_that_wander_is_no_leave_for_a_machine_half_as_fast(
     rows: int, cv: float, phi: float

@@ -117,6 +117,31 @@ def test_a_phase_that_had_its_repeats_is_asked_for_steps() -> None:
     assert next_command(report, Path("reports/x"), step).endswith("--set baseline.steps=600")
 
 
+@pytest.mark.parametrize(
+    ("most", "needed", "more"),
+    [
+        (400, None, "baseline.repeats=4"),
+        (600, None, "baseline.steps=600"),
+        (396, 792, "baseline.repeats=4"),
+        (900, 792, "baseline.steps=792"),
+    ],
+)
+def test_no_more_steps_are_asked_for_than_the_trainer_does(most: int, needed: int | None, more: str) -> None:
+    """The command that the report named was refused: 792 steps, where the trainer does 396 at most."""
+    report = too_short("rows")
+    (phase,) = report.phases
+    if needed is not None:
+        lacks = Needed(steps={"baseline": needed})
+        criteria = tuple(one.model_copy(update={"needed": lacks} if one.open_for else {}) for one in phase.criteria)
+        phase = phase.model_copy(update={"criteria": criteria})
+    book = report.runbook.model_copy(update={"max_steps": most})
+    report = report.model_copy(update={"phases": (phase,), "runbook": book})
+    step = build_page(report).next_step
+    assert step is not None
+    assert (f"The trainer does {most:,} steps at most" in step.value) is ("repeats" in more)
+    assert next_command(report, Path("reports/x"), step).endswith(f"--set {more}")
+
+
 def test_a_check_that_failed_says_itself_what_to_do() -> None:
     """Its message has the fix, and the step said that no known cause was recognized."""
     report, found = samples.go(), pieces.preflight()
