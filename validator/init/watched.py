@@ -101,7 +101,7 @@ class WatchedCommand:
     known not to exceed, by its epochs or since it came to its own end; `limit` those beyond which it does not go,
     whatever it is given; `failure` how it ended where it ended by itself and not well; `lines` are the first ones of
     the `printed` that were printed, `files` those that grew in the output folder and `outside` those in the working
-    folder; `unread` says which loss is read as none, or which records are.
+    folder; `unread` says which loss is read as none, or which records are; `ended`: it came to its end by itself.
     """
 
     command: TrainerCommand
@@ -118,6 +118,7 @@ class WatchedCommand:
     limit: int | None = None
     printed: int = 0
     unread: str = ""
+    ended: bool = False
 
     @property
     def length_known(self) -> bool:
@@ -136,7 +137,8 @@ class WatchedCommand:
             return
         if 0 < self.printed < ENOUGH_ROWS:
             seen = plural(self.printed, "line")
-            yield f"it printed {seen}, and {ENOUGH_ROWS} are needed: give it longer (--seconds 5m)"
+            longer = "it ended by itself, so give it more to do" if self.ended else "give it longer (--seconds 5m)"
+            yield f"it printed {seen}, and {ENOUGH_ROWS} are needed: {longer}"
         if missing := what_is_missing(self.lines):
             yield missing
         events = (path for path in (*self.files, *self.outside) if Path(path).name.startswith("events.out.tfevents."))
@@ -340,6 +342,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
             failure=outcome.last.detail if failed else None,
             lines=tuple(first_lines(out)),
             printed=count_lines(out),
+            ended=outcome.exited_well,
             unread=unread_records(out) if best is None else unread_loss(best, out),
             files=tuple(grown_files(out)),
             outside=tuple(grown_files(Path.cwd(), before)),

@@ -104,6 +104,7 @@ class Initiated:
             "rows": [] if reading is None else reading.sample(),
             "step_time_s": watched.step_s,
             "lines": list(watched.lines) if reading is None else [],
+            "ended": watched.ended,
             "files": list(watched.files),
             "outside": list(watched.outside),
         }
@@ -158,8 +159,9 @@ def runbook_for(request: InitRequest, *, steps: int | None, note: Note) -> Trial
         hints = "; ".join(watched.hints())
         raise UserError(
             f"{watched.command.shown} wrote nothing in {watched.seconds:.0f} s that is recognized, so no run of it can "
-            "be judged. If it was still starting, give it longer: --seconds 5m. Else `validator init -- COMMAND` shows "
-            "what was seen, and writes a runbook in which you say how its output is read" + (hints and f"; {hints}")
+            f"be judged. {'' if watched.ended else 'If it was still starting, give it longer: --seconds 5m. '}"
+            "`validator init -- COMMAND` shows what was seen, and writes a runbook in which you say how its output is "
+            "read" + (hints and f"; {hints}")
         )
     for hint in watched.hints():
         note(hint)

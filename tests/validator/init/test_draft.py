@@ -253,6 +253,8 @@ def test_where_nothing_is_recognized_it_says_what_is_missing(tmp_path: Path) -> 
     few, events = seen.hints()
     assert few == "it printed 4 lines, and 10 are needed: give it longer (--seconds 5m)"
     assert "metrics: tensorboard" in events
+    few, _ = replace(seen, ended=True).hints()
+    assert few == "it printed 4 lines, and 10 are needed: it ended by itself, so give it more to do"
     assert not list(replace(seen, printed=40, outside=()).hints())
     assert not list(replace(seen, reading=reading("loss")).hints())
 

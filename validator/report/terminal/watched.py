@@ -45,7 +45,7 @@ def unrecognized_lines(found: Mapping[str, Any], *, width: int = 80, color: bool
     lines += ["or with {row} where they have no number of a step, so that each line is one"]
     lines += ["  metrics: {stdout: '{row}.*loss {loss}'}", "or which table it writes"]
     lines += ["  metrics: {csv: training.csv}", *wrap(f"The page {_DOCS} has more.", width=width)]
-    if found["seconds"] < 300:
+    if found["seconds"] < 300 and not found["ended"]:
         lines += wrap("If it was still starting, give it longer: --seconds 5m --force", width=width)
     return [*lines, "", *_taken(found, width=width)]
 
