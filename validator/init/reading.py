@@ -202,8 +202,11 @@ def _by_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def _how(guess: str) -> str:
-    rows = "{row}" in guess
-    return "each line that names a loss is a step" if rows else "numbers that rise like steps and fall like a loss"
+    if "{row}" in guess:
+        return "each line that names a loss is a step"
+    before = guess.partition("{loss}")[0]
+    named = re.findall(r"(?<![\\{\w])[A-Za-z][\w/-]+", before[before.rfind("}") + 1 :])
+    return "numbers that rise like steps and fall like a loss" + (f" ({named[-1]})" if named else "")
 
 
 def _in_text_logs(out: Path, elsewhere: Iterable[Path]) -> Iterator[_Candidate]:

@@ -40,6 +40,20 @@ def test_a_trainer_that_logs_no_loss_and_no_pace_is_read(tmp_path: Path) -> None
     assert best.sample(1) == [{"step": 39, "ep_reward_mean": 39, "entropy": 1.7}]
 
 
+@pytest.mark.parametrize(
+    ("line", "name"), [("[{i:05d}/600] recon: {v:.3f} kl: 1.5", " (recon)"), ("{i:6d} {v:11.6f}", "")]
+)
+def test_what_is_taken_for_the_loss_by_its_numbers_is_named(line: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    rows = (line.format(i=5 * i, v=40 / i**0.5) for i in range(1, 60))
+    (tmp_path / "logs/stdout.log").write_text("\n".join(rows) + "\n")
+    spec = RunSpec(
+        id="p/r1", phase="p", kind="train", launcher="python", argv=(), env={}, out=tmp_path.name, timeout_s=60
+    )
+    (best, *_) = readings(spec, run_dir=tmp_path.parent)
+    assert best.source == f"what it prints: numbers that rise like steps and fall like a loss{name}"
+
+
 def as_read(folder: Path, line: str, **metrics: str) -> TrialReading:
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "logs" / "stdout.log").write_text("".join(line.format(i=i) + "\n" for i in range(1, 40)))
