@@ -44,6 +44,9 @@ _CONTINUES = re.compile(r"[0-9]|\.[0-9]|[,_][0-9]{3}(?![0-9])|[eE][-+]?[0-9]|[kK
 _DECIMALS = re.compile(r",\d+(?!\d|[.,]\d)")
 """Possible decimals of the whole number before them, `,31` of `2,31`; followed by more numbers it is a list."""
 
+_APART = " \t|:;=()[]{}<>\"'"
+"""Characters of which none continues a number, to either side; no character at all does not."""
+
 _DOTTED = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+")
 """May be thousands where commas are decimal: `1.234` of `1.234,5`."""
 
@@ -274,8 +277,10 @@ def _matches_partly(match: re.Match[str], group: str) -> bool:
     text, name = match[group], _name(group)
     if not text or not (text[-1:].isdigit() or text[-1:] == "."):
         return False
-    others = [match.span(other) for other, found in match.groupdict().items() if found and other != group]
     first, last = match.span(group)
+    if match.string[max(0, first - 1) : first] in _APART and match.string[last : last + 1] in _APART:
+        return False  # as nearly every number stands; the rest takes much longer
+    others = [match.span(other) for other, found in match.groupdict().items() if found and other != group]
     after = "" if any(begin == last + 1 for begin, _ in others) else match.string[last:][:8]
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
         return False  # the k is the unit of the name
