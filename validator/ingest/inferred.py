@@ -43,6 +43,10 @@ _OTHER_WORDS = re.compile(
 """Measures of quality and settings, which may fall as well and are never a loss."""
 
 _OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
+_PART = r"d|g|disc|discriminator|gen|generator|critic|actor|policy|value"
+_PARTS = re.compile(rf"(?i)(?<![a-z])(?:{_PART})[ _/]?loss|loss[ _/]?(?:{_PART})(?![a-z])")
+"""Losses that are lowered against each other, or side by side: none of two is the one that a training lowers."""
+
 _LITTLE = 0.01
 """Share of its level by which a loss falls at least over the lines that are seen."""
 
@@ -55,7 +59,10 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
             parts, texts = _cut(line)
             forms[tuple(re.sub(r"\s+", " ", part) for part in parts)].append(texts)
     often = {parts: rows for parts, rows in forms.items() if len(rows) >= _MIN_LINES}
-    by_count = sorted(often, key=lambda parts: -len(often[parts]))
+    by_count = sorted(
+        (parts for parts in often if len({part.lower() for part in _PARTS.findall(" ".join(parts))}) < 2),
+        key=lambda parts: -len(often[parts]),
+    )
     ways = (
         partial(_pattern, named=_LOSS_WORDS),
         partial(_by_rows, named=_THE_LOSS),

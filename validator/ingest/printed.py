@@ -35,7 +35,7 @@ _SHOWN = 200
 
 _NOT_FINITE = re.compile(r"(?<![a-z])(?:nan|inf(?:inity)?)(?![a-z])", re.IGNORECASE)
 _NAMED = re.compile(
-    r"(?<![\w/.-])([A-Za-z][\w/.-]{0,60})[\"')]?\s{0,8}[:=]\s{0,8}[\"']?"
+    r"(?<![\w/.-])((?:[A-Za-z]\w{0,20} )?[A-Za-z][\w/.-]{0,60})[\"')]?\s{0,8}[:=]\s{0,8}[\"']?"
     r"([-+]?(?:\.?\d|(?:nan|inf(?:inity)?)(?![a-z])))",
     re.IGNORECASE,
 )

@@ -278,7 +278,7 @@ def count_lines(out: Path) -> int:
     return sum(bool(text.strip()) for path in find_logs(out).printed for _, text in log_lines(path))
 
 
-_NAMED_LOSS = re.compile(r"(?i)(?<![\w/])([a-z_]*loss(?:[_ ][a-z]\w*)?)(?: *[:=|] *| +)[-+]?\d")
+_NAMED_LOSS = re.compile(r"(?i)(?<![\w/])((?:[a-z]\w{0,20} )?[a-z_]*loss(?:[_ ][a-z]\w*)?)(?: *[:=|] *| +)[-+]?\d")
 
 
 def what_is_missing(lines: Iterable[str]) -> str:

@@ -63,6 +63,7 @@ _OUT = (
         "outdir",
         "save_dir",
         "work_dir",
+        "workdir",
         "run_dir",
         "exp_dir",
     ),

@@ -207,7 +207,7 @@ KNOWN: tuple[Recipe, ...] = (
         ("num_updates",),
         r"^(?!.*?valid)(?=(?:.{0,40}?{timestamp} \| )?)(?=.*?\bnum_updates[\"']?[=:] ?[\"']?{step}\b)"
         r"(?=.*?(?<![\w/])loss[\"']?[=:] ?[\"']?{loss})(?=(?:.*?\bgnorm[\"']?[=:] ?[\"']?{grad_norm})?)"
-        r"(?=(?:.*?(?<!train_)\bwall[\"']?[=:] ?[\"']?{elapsed_s})?)",
+        r"(?=(?:.*?\blr[\"']?[=:] ?[\"']?{lr})?)(?=(?:.*?(?<!train_)\bwall[\"']?[=:] ?[\"']?{elapsed_s})?)",
         "`wps` and `ups` are rounded, or means of the whole epoch, and are not used",
     ),
     Recipe(

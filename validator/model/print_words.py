@@ -41,6 +41,7 @@ _NOT_LOSS = "".join(
     for word in (
         *("val", "valid", "validation", "eval", "evaluation", "test", "dev", "aux", "best", "min"),
         *("avg", "average", "mean", "running", "smoothed", "ema", "epoch"),
+        *("d", "g", "disc", "gen", "discriminator", "generator", "critic", "actor", "policy", "value"),
     )
 ) + "".join(
     rf"(?<!\b{word} {kind} loss)" for word in ("avg", "average", "mean") for kind in ("train", "training", "batch")

@@ -262,6 +262,7 @@ def test_a_few_batches_that_are_learned_by_heart(tmp_path: Path) -> None:
     [
         ("kl", range(100, N), "veto"),
         ("g_loss", range(20, N, 10), "veto"),
+        ("[G loss", range(100, N), "veto"),
         ("acc", range(100, N), "warning"),
         ("kl", range(0, N, 2), None),  # not measured in each row
         ("kl", range(3), None),
@@ -281,7 +282,7 @@ def test_a_number_beside_the_loss_that_stops_being_finite(
     shown = of_run(tmp_path, steps=N, metrics=metrics)
     assert getattr(shown.get("nonfinite-values"), "severity", None) == severity
     if severity:
-        assert f"{name} is not finite in {len(bad)} of {N} rows" in shown["nonfinite-values"].message
+        assert f"{name.strip('[')} is not finite in {len(bad)} of {N} rows" in shown["nonfinite-values"].message
 
 
 def test_a_column_beside_the_loss_that_stops_being_finite(tmp_path: Path) -> None:
