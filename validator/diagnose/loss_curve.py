@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,12 @@ _RISE_SHARE = 0.25
 
 _DROP_SHARE = 0.10
 """Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
+
+_OF_VALIDATION = ("val_loss", "val.loss")
+_REWARD = re.compile(
+    r"(?:^|_)(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
+)
+"""What episodes reach on average; neither a reward of one sample nor one that a part of a loss has."""
 
 _EXPLODED = 100.0
 _ABOVE_ZERO = 0.1
@@ -82,6 +90,38 @@ def diverging(run: RunFacts) -> Iterator[Diagnosis]:
             norm,
             f"grad_norm: usually {usual:.3g}, {end:.3g} at the end",
         )
+
+
+@rule("diverging", "veto", of="run")
+def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss of validation that ends far above its own minimum while that of training does not, as a warning; or a
+    reward that ends far below its maximum: a veto where nothing is left of what it had gained, else a warning."""
+    loss = run.series("loss")
+    if not run.training or (loss is not None and _risen(loss) is not None):
+        return
+    for name, series in run.result.series.items():
+        if name in _OF_VALIDATION and (risen := _risen(series)) is not None:
+            low, high, at, since = risen
+            yield _diverges(
+                f"{name} rises from {format_number(low)} near step {since} to {format_number(high)} at the end, while "
+                "the loss of the training does not.",
+                "warning",
+                series,
+                f"smoothed {name}: minimum {format_number(low)} near step {at}, end {format_number(high)}",
+            )
+            return
+        if _REWARD.search(name) and (risen := _risen(replace(series, values=-series.values))) is not None:
+            low, high, at, since = risen
+            finite = series.values[np.isfinite(series.values)]
+            begins = float(np.median(finite[: max(3, len(finite) // _SMOOTH_SHARE)]))
+            yield _diverges(
+                f"{name} falls from {format_number(-low)} near step {since} to {format_number(-high)} at the end, and "
+                f"began at {format_number(begins)}.",
+                "veto" if -high <= begins + _DROP_SHARE * (-low - begins) else "warning",
+                series,
+                f"smoothed {name}: maximum {format_number(-low)} near step {at}, end {format_number(-high)}",
+            )
+            return
 
 
 def _diverges(message: str, severity: Severity, series: Series, shown: str) -> Diagnosis:

@@ -121,7 +121,8 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "Keras, a line an epoch",
         ("/step", "s - "),
-        r"^{row}\d+/\d+ - \d+s - (?:[\w./]+ - )?(?:\w+: [\d.e+-]+ - )*?loss: {loss}",
+        r"^{row}\d+/\d+ - \d+s - (?:[\w./]+ - )?(?:\w+: [\d.e+-]+ - )*?loss: {loss}"
+        r"(?=(?:.*? val_loss: {val_loss})?)",
         "a row an epoch",
         by_epochs=True,
     ),

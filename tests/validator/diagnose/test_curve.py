@@ -295,3 +295,28 @@ def test_a_loss_that_rises_is_named_with_the_step_at_which_it_begins(tmp_path: P
     rates = [845.0] * N
     shown = of_run(healthy(tmp_path / "r", rates=rates, losses=losses), steps=N)["diverging"]
     assert int(shown.message.split("near step ")[1].split()[0]) == pytest.approx(141, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "severity"), [(3.3, "warning"), (0.6, None), (0.5, None)], ids=["six times", "a little", "level"]
+)
+def test_a_loss_of_validation_that_rises_while_that_of_training_falls(
+    tmp_path: Path, ends: float, severity: str | None
+) -> None:
+    """0.5 → 3.3 in a run that learned its data by heart was GO without a word."""
+    noise = random.Random(2)
+    values = [0.5 + 1.5 * 0.9**i + max(0.0, (i - 80) / 119 * (ends - 0.5)) + noise.gauss(0, 0.01) for i in range(N)]
+    assert found(tmp_path, falling(), val_loss=values).get("diverging") == severity
+
+
+@pytest.mark.parametrize(
+    ("ends", "severity"), [(20.0, "veto"), (120.0, "warning"), (190.0, None)], ids=["all lost", "half lost", "noise"]
+)
+def test_a_reward_that_falls_again(tmp_path: Path, ends: float, severity: str | None) -> None:
+    """The reward of episodes fell to what it had been at the start, and the loss said nothing of it: GO."""
+    noise = random.Random(3)
+    rises = [20 + 180 * (1 - 0.95**i) + noise.gauss(0, 5) for i in range(130)]
+    falls = [ends + noise.gauss(0, 5) for _ in range(N - 130)]
+    flat = [1.0 + 0.1 * noise.gauss(0, 1) for _ in range(N)]
+    assert found(tmp_path, flat, ep_reward_mean=[*rises, *falls]).get("diverging") == severity
+    assert "diverging" not in found(tmp_path / "other", flat, rewards_rejected=[*rises, *falls])
