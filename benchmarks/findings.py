@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from validator.diagnose.bottlenecks import straggler
-from validator.diagnose.loss_curve import diverging, frozen_loss
+from validator.diagnose.loss_curve import diverging, frozen_loss, what_is_learned_is_lost
 from validator.diagnose.rule import Rule, RunFacts
 from validator.diagnose.stalls import periodic_stall
 from validator.diagnose.steadiness import rate_shift
@@ -133,6 +133,18 @@ def sick_loss(n_share: float, factor: float) -> Make:
     return make
 
 
+def reward(share: float, *, lost: bool = False) -> Make:
+    """A reward of episodes that rises to its level, with noise of that share of it; the last third may lose it all."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        level = 20.0 + 180.0 * (1 - np.exp(-np.arange(n) / (n / 10)))
+        if lost:
+            level[2 * n // 3 :] = 20.0
+        return facts({"ep_reward_mean": level + 200.0 * share * noise(rng, n, phi, heavy)})
+
+    return make
+
+
 def thrown_back(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
     """A loss that is thrown back at two thirds, to twice what it was, and learns again a part of what it had."""
     first = 2 * n // 3
@@ -227,6 +239,8 @@ LINES = (
         for count, cv in ((2, 0.02), (8, 0.02), (8, 0.05))
     ),
     *(Line(f"rows of a bar, noise {100 * cv:g} %", periodic_stall, bar(cv, 0.0)) for cv in (0.05, 0.3)),
+    *(Line(f"reward, noise {100 * one:g} %", what_is_learned_is_lost, reward(one)) for one in (0.1, 0.3)),
+    Line("reward lost at two thirds, noise 10 %", what_is_learned_is_lost, reward(0.1, lost=True), True),
     Line("thrown back at two thirds", diverging, thrown_back, True),
     Line("rows of a bar, ten times a step every 9", periodic_stall, bar(0.1, 10.0), True),
     Line("× 1.5 over the last fifth", diverging, sick_loss(0.2, 1.5), True),

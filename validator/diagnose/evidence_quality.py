@@ -154,10 +154,9 @@ def damaged_evidence(run: RunFacts) -> Iterator[Diagnosis]:
         f"What was measured cannot be read as a whole: {first}.",
         severity="veto" if ended_well and (relied_on or odd) else "warning",
         because=because or odd,
-        next_step=("" if run.spec.metrics.stdout is None else "See that the pattern takes what it should. ")
-        + "Have the trainer append whole lines and flush each, replace whole files by rename, let only one process "
-        "write a file, and leave a cell empty where nothing was measured; check the disk (dmesg, df -h), then run "
-        "again.",
+        next_step="Have the trainer append whole lines and flush each, replace whole files by rename, let only one "
+        "process write a file, and leave a cell empty where nothing was measured; check the disk (dmesg, df -h), then "
+        "run again.",
     )
 
 

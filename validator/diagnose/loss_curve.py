@@ -227,17 +227,14 @@ def zero_loss(run: RunFacts) -> Iterator[Diagnosis]:
     place = _dropped(series.values, zero)
     first = int(series.steps[place if place is not None else np.flatnonzero(zero)[0]])
     count = int(zero.sum())
+    harmless = _comes_and_goes(zero) or _is_rounded(series.values, zero)
     yield Diagnosis(
         f"The loss is exactly 0 from step {first} on, in {count} rows in all, where it had been "
         f"{format_number(_before(series.values, place))}: no model reaches that, but a logger that leaves out NaN "
         "prints it."
         if place is not None
         else f"The loss is exactly 0 in {count} of {zero.size} rows, the first at step {first}.",
-        severity="veto"
-        if place is not None
-        else "info"
-        if _comes_and_goes(zero) or _is_rounded(series.values, zero)
-        else "warning",
+        severity="veto" if place is not None else "info" if harmless else "warning",
         because=[evidence(f"loss 0 in {count} of {zero.size} rows", series.source.path, f"step {first}")],
         next_step="Log the raw loss, NaN and all (transformers: logging_nan_inf_filter=False), and run again.",
     )
@@ -252,7 +249,7 @@ def _comes_and_goes(zero: npt.NDArray[np.bool_]) -> bool:
 def _is_rounded(values: Floats, zero: npt.NDArray[np.bool_]) -> bool:
     """Whether losses that are written with few decimals come so near to 0, and leave it again."""
     others = values[~zero & np.isfinite(values)]
-    return not zero[-1] and float(np.abs(others).min()) <= _ROUNDED_STEPS * _step_of(others)
+    return others.size > 0 and not zero[-1] and float(np.abs(others).min()) <= _ROUNDED_STEPS * _step_of(others)
 
 
 def _before(values: Floats, place: int) -> float:

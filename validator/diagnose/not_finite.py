@@ -11,7 +11,6 @@ from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, hit
 from validator.model.logged_names import logged_name
 from validator.model.result import Series
 from validator.stats.means import fell
-from validator.stats.spacing import is_of_steps
 from validator.text import format_number
 
 _NAN_ROWS = 3
@@ -21,6 +20,9 @@ _RARE, _OFTEN, _MIN_NOT_FINITE = 0.005, 0.02, 3
 """Share of the rows behind the first quarter whose gradient norm is not finite: below the first one as a loss scale
 makes it that tries to grow every 500 steps or more; from the second one, and so many rows, a veto. Rows whose norms are
 nearly all so show none."""
+
+_JUDGED = ("loss", "grad_norm")
+"""Series that have rules of their own."""
 
 _FIRST_ROWS = 5
 """First rows in which a number must be finite: what is not measured in each row, or not yet, is written as NaN too."""
@@ -97,7 +99,6 @@ def nonfinite_values(run: RunFacts) -> Iterator[Diagnosis]:
     norm = run.series("grad_norm")
     if norm is not None and not np.isfinite(norm.values).all():
         yield _norms_not_finite(norm, loss)
-        return
     others = sorted(_others_not_finite(run), key=lambda one: one.severity != "veto")
     yield from others[:1]
 
@@ -137,17 +138,18 @@ def _norms_not_finite(norm: Series, loss: Series | None) -> Diagnosis:
 def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
     """Series, and numbers of printed lines that no series has, which are finite at first and later often not, up to the
     end. Not the speed, which a burst of lines makes infinite, nor what is not measured in each row."""
-    known = {name: ~np.isfinite(one.values) for name, one in run.result.series.items() if is_of_steps(name)}
+    known = {name: ~np.isfinite(one.values) for name, one in run.result.series.items() if name not in _JUDGED}
     steps = {name: run.result.series[name].steps for name in known}
     places = run.evidence.places
     if places is not None:
         for name, rows in places.not_finite.items():
-            if logged_name(name) not in known:
+            if logged_name(name) not in (*known, *_JUDGED):
                 known[name], steps[name] = np.isin(np.arange(len(places.steps)), rows), places.steps
     for name, bad in known.items():
         at = np.flatnonzero(bad)
         few = at.size < max(_MIN_NOT_FINITE, _OFTEN * bad.size)
-        if few or at[0] < _FIRST_ROWS or at[-1] < 0.75 * bad.size or _OF_SPEED.search(name):
+        own = name.startswith("telemetry.") or _OF_SPEED.search(name)
+        if own or few or at[0] < _FIRST_ROWS or at[-1] < 0.75 * bad.size:
             continue
         said = f"{name} is not finite in {at.size} of {bad.size} rows, from step {steps[name][at[0]]} on"
         yield Diagnosis(

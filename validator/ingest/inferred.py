@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from validator.model.logged_names import PARTS
 from validator.model.pattern import parse_number
 from validator.model.result import Floats
 
@@ -43,9 +44,8 @@ _OTHER_WORDS = re.compile(
 """Measures of quality and settings, which may fall as well and are never a loss."""
 
 _OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
-_PART = r"d|g|disc|discriminator|gen|generator|critic|actor|policy|value"
+_PART = "|".join(PARTS)
 _PARTS = re.compile(rf"(?i)(?<![a-z])(?:{_PART})[ _/]?loss|loss[ _/]?(?:{_PART})(?![a-z])")
-"""Losses that are lowered against each other, or side by side: none of two is the one that a training lowers."""
 
 _LITTLE = 0.01
 """Share of its level by which a loss falls at least over the lines that are seen."""

@@ -41,8 +41,8 @@ _NAMED = re.compile(
 )
 """A name and how its number begins."""
 
-_FIRST_ROWS, _MOST_NAMES = 5, 64
-"""Rows in which names are looked for, and how many."""
+_MOST_NAMES = 64
+"""How many of them are kept."""
 
 _BAR_END = re.compile(r"(?:it/s|s/it)[^\]\r]*\]")
 _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
@@ -71,7 +71,7 @@ class PrintedRows:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     last_other: str = ""
     not_finite: dict[str, array[int]] = field(default_factory=dict)
-    """Rows in which a number that was finite in the first ones is not, by its name."""
+    """Rows in which a number that was finite in the first one is not, by its name."""
     _announced: tuple[int, Printed] | None = None
     places: PrintedPlaces | None = None
 
@@ -109,7 +109,7 @@ class PrintedRows:
             self._add(*self._announced)  # a box of several lines begins with one that holds the step alone
         self._announced = None
         self._look_at_loss(number, printed, text)
-        if len(self.steps) < _FIRST_ROWS or _NOT_FINITE.search(text):
+        if not self.steps or _NOT_FINITE.search(text):
             self._look_at_names(text)
         self._add(number, printed)
 
@@ -125,15 +125,13 @@ class PrintedRows:
                     self.doubtful.append((number, shown))
 
     def _look_at_names(self, line: str) -> None:
-        """Keep the names of the first rows whose numbers are finite, and where they no longer are."""
-        row, named = len(self.steps), _NAMED.findall(line)
-        if row < _FIRST_ROWS and len(self.not_finite) < _MOST_NAMES:
-            for name, begins in named:
-                if row == 0 and begins[-1].isdigit():
+        """Keep the names of the first row whose numbers are finite, and where they no longer are."""
+        for name, begins in _NAMED.findall(line):
+            if begins[-1].isdigit():
+                if not self.steps and len(self.not_finite) < _MOST_NAMES:
                     self.not_finite.setdefault(name, array("q"))
-        for name, begins in named:
-            if name in self.not_finite and not begins[-1].isdigit():
-                self.not_finite[name].append(row)
+            elif name in self.not_finite:
+                self.not_finite[name].append(len(self.steps))
 
     @property
     def _is_bar(self) -> bool:
@@ -217,10 +215,10 @@ class PrintedRows:
         return with_derived(clocks(found) if "any_time" in self.pattern.names else found, stamps), len(kept)
 
     def _not_finite(self, position: Steps, group: Steps, place: Steps) -> Iterator[tuple[str, Steps]]:
-        """Names to the kept rows in which their numbers are not finite; what is not finite from the start is none."""
+        """Names to the kept rows in which their numbers are not finite."""
         for name, rows in self.not_finite.items():
             seen = np.array(rows, dtype=np.int64)
-            if seen.size and seen[0] >= _FIRST_ROWS:
+            if seen.size:
                 at = position[group[place[seen[seen < len(place)]]]]
                 yield name, np.unique(at[at >= 0])
 

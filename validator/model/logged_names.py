@@ -149,6 +149,9 @@ STEP_KEYS = (
 )
 """Keys of a record that hold its step, the most certain first; capitals as small."""
 
+PARTS = ("d", "g", "disc", "gen", "discriminator", "generator", "critic", "actor", "policy", "value")
+"""Words beside losses that are lowered against each other, or side by side: none is the one that a training lowers."""
+
 _COUNTS = ("update", "updates", "num_updates", "n_updates", "steps", "itr", "it", "iterations", "n_iter", "train_steps")
 """Keys that hold it where a record has none of those."""
 

@@ -164,6 +164,12 @@ class TrainerMetrics(Frozen):
                 raise ValueError(f"files names {name}, which reads what is printed; remove it")
         if self.names and self.csv is None and not any(READERS[name].files for name in self.reader):
             raise ValueError("names is for csv and readers of files, and none is here; write csv: FILE, or remove it")
+        formats = {one.format for name in self.reader for one in READERS[name].files}
+        if "step" in self.names and self.csv is None and not formats & {"csv", "jsonl"}:
+            raise ValueError(
+                f"names has step: {self.names['step']}, and files of {', '.join(self.reader)} count their steps "
+                "themselves; remove it, or write reader: jsonl"
+            )
         return self
 
     @property

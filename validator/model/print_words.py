@@ -7,7 +7,7 @@ none repeats what repeats itself: time grows with the length of a line.
 
 from __future__ import annotations
 
-from validator.model.logged_names import key_pattern, step_pattern
+from validator.model.logged_names import PARTS, key_pattern, step_pattern
 from validator.model.print_formats import Recipe
 
 MARK = "⊞"
@@ -41,7 +41,7 @@ _NOT_LOSS = "".join(
     for word in (
         *("val", "valid", "validation", "eval", "evaluation", "test", "dev", "aux", "best", "min"),
         *("avg", "average", "mean", "running", "smoothed", "ema", "epoch"),
-        *("d", "g", "disc", "gen", "discriminator", "generator", "critic", "actor", "policy", "value"),
+        *PARTS,
     )
 ) + "".join(
     rf"(?<!\b{word} {kind} loss)" for word in ("avg", "average", "mean") for kind in ("train", "training", "batch")

@@ -274,7 +274,7 @@ class PrintedPlaces:
 
     `epochs` are those that follow one of a printed length: the steps done before each, and the step of its first row.
     `counted`: whether the steps are those done since the start; not where one row of a later epoch is all there is.
-    `not_finite`: numbers of these lines that no series has, as `kl` in `kl: inf`, which were finite in the first ones:
+    `not_finite`: numbers of these lines that no series has, as `kl` in `kl: inf`, which were finite in the first one:
     name to the places of the rows in which they are not, from 0.
     """
 

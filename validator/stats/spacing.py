@@ -12,6 +12,7 @@ these.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +31,7 @@ _FEWEST = 20
 _ALIKE = 1.5
 """Times as many steps, up to which rows are of one pace."""
 
+_NOT_OF_STEPS = re.compile(r"telemetry\.|val(?:id(?:ation)?)?[._]")
 _FEW = 6
 """Rows below which no rule can be seen."""
 
@@ -175,7 +177,7 @@ def _due(steps: Steps) -> int:
 
 def is_of_steps(name: str) -> bool:
     """Whether a series may have a row for each step that is logged: not one of the machine, nor of a validation."""
-    return not name.startswith(("telemetry.", "val"))
+    return _NOT_OF_STEPS.match(name) is None
 
 
 def core_steps(result: Result) -> list[Steps]:

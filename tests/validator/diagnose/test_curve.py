@@ -320,3 +320,20 @@ def test_a_reward_that_falls_again(tmp_path: Path, ends: float, severity: str | 
     flat = [1.0 + 0.1 * noise.gauss(0, 1) for _ in range(N)]
     assert found(tmp_path, flat, ep_reward_mean=[*rises, *falls]).get("diverging") == severity
     assert "diverging" not in found(tmp_path / "other", flat, rewards_rejected=[*rises, *falls])
+
+
+def test_norms_that_a_loss_scale_explains_hide_no_other_number(tmp_path: Path) -> None:
+    norms = [math.inf if i < 4 else 0.5 for i in range(N)]
+    column = [math.nan if i >= 120 else 0.1 for i in range(N)]
+    assert found(tmp_path, falling(), grad_norm=norms, kl_loss=column) == {"nonfinite-values": "veto"}
+
+
+@pytest.mark.parametrize(("first", "severity"), [(120, "veto"), (0, None)])
+def test_a_loss_of_validation_that_stops_being_finite(tmp_path: Path, first: int, severity: str | None) -> None:
+    """Of every tenth step, and written as NaN between them, it is not measured."""
+    column = [math.nan if i >= first and i % 10 else 0.5 for i in range(N)]
+    assert found(tmp_path, falling(), val_loss=column).get("nonfinite-values") == severity
+
+
+def test_a_loss_of_nothing_but_zeros_and_nan(tmp_path: Path) -> None:
+    assert found(tmp_path, [*[0.0] * 50, math.nan])["nan-loss"] == "veto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -235,3 +236,33 @@ def test_a_long_line_takes_time_in_proportion_to_its_length(recipe: Recipe) -> N
     for piece in PIECES.split("|"):
         for start in ("", "step 5 loss 2.5 ", recipe.words[0]):
             pattern.read((start + (piece or "|") * 2000)[:2000])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Epoch 0/5] [Batch {i}/100] [D loss: {v:.3f}] [G loss: 1.{i:03}]",
+        "step {i} discriminator loss {v:.3f} generator loss 1.{i:03}",
+        "| policy_loss: {v:.4f} | value_loss: 0.{i:03} | update {i}",
+    ],
+)
+def test_losses_that_are_lowered_against_each_other_are_no_loss(tmp_path: Path, line: str) -> None:
+    """The discriminator's went back to ln 2, as it should: a veto for a loss that rises."""
+    (tmp_path / "logs").mkdir()
+    text = "\n".join(line.format(i=i, v=0.693 - 0.2 * math.sin(i / 20)) for i in range(1, 60))
+    (tmp_path / "logs/stdout.log").write_text(text + "\n")
+    assert "loss" not in collect_dir(tmp_path).series
+
+
+def test_the_learning_rate_of_fairseq_is_read(tmp_path: Path) -> None:
+    """All rows printed a rate of 0, which has a finding of its own."""
+    (tmp_path / "logs").mkdir()
+    row = (
+        '2026-01-01 12:00:00 | INFO | train_inner | {"epoch": 1, "loss": "5.4", "wps": "2805.0", "num_updates": "%d", '
+        '"lr": "0", "gnorm": "2.1"}'
+    )
+    (tmp_path / "logs/stdout.log").write_text("".join(row % i + "\n" for i in range(1, 40)))
+    result = collect_dir(tmp_path)
+    assert result.series["loss"].steps.tolist() == list(range(1, 40))
+    assert not result.series["lr"].values.any()
+    assert len(result.series["lr"].values) == 39

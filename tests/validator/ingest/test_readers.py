@@ -468,33 +468,3 @@ def test_the_flaws_of_a_file_are_in_its_copy_too(tmp_path: Path) -> None:
     assert codes(read(tmp_path, "tensorboard")) == {"garbage-row"}
     assert rendition("model.safetensors", b"\0\1") is None
     assert rendition("a.db", b"\0" * 100) is None
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[Epoch 0/5] [Batch {i}/100] [D loss: {v:.3f}] [G loss: 1.{i:03}]",
-        "step {i} discriminator loss {v:.3f} generator loss 1.{i:03}",
-        "| policy_loss: {v:.4f} | value_loss: 0.{i:03} | update {i}",
-    ],
-)
-def test_losses_that_are_lowered_against_each_other_are_no_loss(tmp_path: Path, line: str) -> None:
-    """The discriminator's went back to ln 2, as it should: a veto for a loss that rises."""
-    (tmp_path / "logs").mkdir()
-    text = "\n".join(line.format(i=i, v=0.693 - 0.2 * math.sin(i / 20)) for i in range(1, 60))
-    (tmp_path / "logs/stdout.log").write_text(text + "\n")
-    assert "loss" not in collect_dir(tmp_path).series
-
-
-def test_the_learning_rate_of_fairseq_is_read(tmp_path: Path) -> None:
-    """All rows printed a rate of 0, which has a finding of its own."""
-    (tmp_path / "logs").mkdir()
-    row = (
-        '2026-01-01 12:00:00 | INFO | train_inner | {"epoch": 1, "loss": "5.4", "wps": "2805.0", "num_updates": "%d", '
-        '"lr": "0", "gnorm": "2.1"}'
-    )
-    (tmp_path / "logs/stdout.log").write_text("".join(row % i + "\n" for i in range(1, 40)))
-    result = collect_dir(tmp_path)
-    assert steps(result) == list(range(1, 40))
-    assert not result.series["lr"].values.any()
-    assert len(result.series["lr"].values) == 39

@@ -91,6 +91,9 @@ def test_names_need_a_file_whose_columns_or_keys_they_are() -> None:
     """They had no effect with lines that are printed, and nobody was told."""
     with pytest.raises(ValueError, match="names is for csv and readers of files"):
         TrainerMetrics(names={"loss": "L"}, stdout="{step} {loss}")
+    with pytest.raises(ValueError, match="names has step: n, and files of tensorboard count their steps themselves"):
+        TrainerMetrics.model_validate({"reader": "tensorboard", "names": {"step": "n"}})
+    assert TrainerMetrics.model_validate({"reader": ["tensorboard", "jsonl"], "names": {"step": "n"}}).series_of
     assert TrainerMetrics(names={"loss": "L"}, csv="progress.csv").series_of == {"L": "loss"}
 
 
