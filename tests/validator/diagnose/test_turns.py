@@ -39,7 +39,7 @@ def test_a_pause_in_most_rows_of_a_bar(tmp_path: Path, period: int) -> None:
     rates = [256 * (b - a) / (ends[b - 1] - (ends[a - 1] if a else 0)) for a, b in pairwise([0, *steps])]
     write_csv(tmp_path, rates, losses=[4 + 2 / (i + 1) for i in range(len(steps))], steps=steps)
     shown = of_run(tmp_path, steps=steps[-1], tokens_per_step=256)["periodic-stall"]
-    assert f"s more every {period} steps (steps " in shown.message or (period == 25 and "25 steps" in shown.message)
+    assert f"every {period} steps (steps " in shown.message
     assert (shown.severity, shown.confidence) == ("warning", "high")
 
 
