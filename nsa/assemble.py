@@ -164,7 +164,6 @@ def _build_instruments(config: Config, out: Path, world: World, model: LanguageM
         nvtx=telemetry.nvtx,
         profile_steps=telemetry.profile_steps,
         sdpa_audit=telemetry.sdpa_audit,
-        replays=config.train.cuda_graph,
         say=lambda text: print(text, flush=True) if world.is_main else None,  # noqa: T201
     )
 

@@ -53,11 +53,10 @@ class Instruments:
         nvtx: bool,
         profile_steps: int,
         sdpa_audit: bool,
-        replays: bool,
         say: Callable[[str], None],
     ) -> None:
         self._out, self._model, self._device, self._rank, self._say = out, model, device, rank, say
-        self._nvtx, self._replays = nvtx, replays
+        self._nvtx = nvtx
         # A run shorter than the usual place is profiled as late as it can be, after the audit's step.
         self._audit_step = min(start_step + AUDIT_STEP, last_step) if sdpa_audit else 0
         earliest = max(start_step, self._audit_step) + 1
@@ -148,9 +147,10 @@ class Instruments:
             self._say(f"[profile] {len(self._traced)} steps in {path}, summary in the same folder")
 
     def _timed_steps(self) -> list[int]:
-        """The traced steps that ran as the rest of the run does."""
+        """The traced steps that ran as the rest of the run does: the first one starts the profiler, and is launched by
+        Python where the others are replayed."""
         traced = list(self._traced)
-        return traced[1:] if self._replays and len(traced) > 1 else traced
+        return traced[1:] or traced
 
     def close(self) -> None:
         """Stop a profiler that a run's early end left on; its trace is dropped."""

@@ -141,7 +141,7 @@ def _steps(run: Run) -> Ending:
         if ending is not None:
             break
         if watched:
-            _excluded(run, run.instruments.begin, step)
+            _excluded(run, partial(_begin_watching, run), step)
         with run.instruments.mark(step):
             in_flight.append(_launch(run, step))
         due = step == run.start_step + 1 or step == last or watched or _is_break(run, step)
@@ -166,6 +166,14 @@ def _excluded(run: Run, work: Callable[[int], None], step: int) -> None:
     began = time.perf_counter()
     work(step)
     run.recorder.exclude(time.perf_counter() - began)
+
+
+def _begin_watching(run: Run, step: int) -> None:
+    """Start what `step` is looked at with, on all ranks: the first one that is ready would wait for the last one in
+    its first reduction, and the trace would show that as communication."""
+    run.instruments.begin(step)
+    if run.world.backend:
+        dist.barrier()
 
 
 def _is_break(run: Run, step: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +13,7 @@ __all__ = ["covered_us", "kernel_events", "on_gpu", "overlap_us", "summarize_tra
 
 SCHEMA_VERSION = 1
 Spans = list[tuple[float, float]]
+Kernel = tuple[str, tuple[float, float]]
 _COMMUNICATION = re.compile(r"nccl|gloo:|c10d::", re.IGNORECASE)
 _N_TOP = 15
 
@@ -71,12 +74,13 @@ def summarize_trace(events: Iterable[Any], *, on_cuda: bool, timed_steps: Sequen
 
     `gpu_busy_share`: some kernel ran. `exposed_comm_share`: communication ran and nothing else did.
     `host_bound_share`: no kernel ran, so the GPU waited for the host. All three are null on a CPU, where
-    `comm_share` is the time spent in calls of the process group. `ranges_seen` maps range to count and milliseconds, of
-    all steps.
+    `comm_share` is the time spent in calls of the process group. Shares of a GPU are medians over the steps: in a
+    reduction a rank also waits for the others, so one pause of another rank would count as communication.
+    `ranges_seen` maps range to count and milliseconds, of all steps.
     """
     events = list(events)
     timed = {f"nsa.step.{step}" for step in timed_steps}
-    steps = [_span(e) for e in events if e.name in timed and not on_gpu(e)]
+    steps = sorted(_span(e) for e in events if e.name in timed and not on_gpu(e))
     begin = min((start for start, _ in steps), default=0.0)
     kernels = [(e.name, _span(e)) for e in kernel_events(events) if _span(e)[0] >= begin]
     ranges: dict[str, list[float]] = defaultdict(list)
@@ -105,25 +109,38 @@ def summarize_trace(events: Iterable[Any], *, on_cuda: bool, timed_steps: Sequen
             name: {"count": len(times), "time_ms": round(sum(times) / 1e3, 3)} for name, times in sorted(ranges.items())
         },
     }
-    return record | (_gpu_shares(kernels, steps) if on_cuda else {})
+    return record | (_gpu_record(kernels, steps) if on_cuda and steps else {})
 
 
-def _gpu_shares(kernels: list[tuple[str, tuple[float, float]]], steps: Spans) -> dict[str, Any]:
-    """Shares over the time from the first step's begin to the last kernel's end."""
-    spans = [span for _, span in kernels]
-    first, last = min(s for s, _ in steps), max(e for _, e in [*steps, *spans])
-    wall_us = max(last - first, 1.0)
-    comm = [span for name, span in kernels if _COMMUNICATION.search(name)]
-    compute = [span for name, span in kernels if not _COMMUNICATION.search(name)]
-    busy_us, comm_us = covered_us(spans), covered_us(comm)
+def _gpu_record(kernels: list[Kernel], steps: Spans) -> dict[str, Any]:
+    """What a GPU did in `steps`, each of which is over on the GPU before the next one begins on the host."""
+    ends = [*(start for start, _ in steps[1:]), math.inf]
+    of_steps = [
+        _gpu_shares([kernel for kernel in kernels if start <= kernel[1][0] < until], (start, end))
+        for (start, end), until in zip(steps, ends, strict=True)
+    ]
     times: dict[str, list[float]] = defaultdict(list)
     for name, (start, end) in kernels:
         times[name].append(end - start)
+    shares = {name: round(statistics.median(one[name] for one in of_steps), 4) for name in of_steps[0]}
     return {
-        "wall_ms": round(wall_us / 1e3, 3),
-        "gpu_busy_share": round(busy_us / wall_us, 4),
-        "exposed_comm_share": round((comm_us - overlap_us(comm, compute)) / wall_us, 4),
-        "host_bound_share": round(1 - busy_us / wall_us, 4),
-        "comm_share": round(comm_us / wall_us, 4),
+        "wall_ms": round(sum(one["wall_ms"] for one in of_steps), 3),
+        **{name: share for name, share in shares.items() if name != "wall_ms"},
         "top_kernels": _top(times),
+    }
+
+
+def _gpu_shares(kernels: list[Kernel], step: tuple[float, float]) -> dict[str, float]:
+    """Shares over the time from a step's begin on the host to its last kernel's end, and that time."""
+    spans = [span for _, span in kernels]
+    wall_us = max(max(end for _, end in [step, *spans]) - step[0], 1.0)
+    comm = [span for name, span in kernels if _COMMUNICATION.search(name)]
+    compute = [span for name, span in kernels if not _COMMUNICATION.search(name)]
+    busy_us, comm_us = covered_us(spans), covered_us(comm)
+    return {
+        "wall_ms": wall_us / 1e3,
+        "gpu_busy_share": busy_us / wall_us,
+        "exposed_comm_share": (comm_us - overlap_us(comm, compute)) / wall_us,
+        "host_bound_share": 1 - busy_us / wall_us,
+        "comm_share": comm_us / wall_us,
     }

@@ -108,6 +108,32 @@ def test_the_rank_that_is_slow_is_the_one_that_worked(tmp_path: Path, start_rank
     assert max(b["compute_time_s"] - a["compute_time_s"] for a, b in zip(waiting, slow, strict=True)) > 0.1
 
 
+LATE = """
+import os, sys, time
+from nsa.instruments import Instruments
+from nsa.train import main
+
+start = Instruments._start
+
+def late(self):
+    time.sleep(1.0 * int(os.environ["RANK"]))
+    return start(self)
+
+Instruments._start = late
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_whose_profiler_starts_late_costs_the_others_no_time_of_a_traced_step(
+    tmp_path: Path, start_ranks: StartRanks
+) -> None:
+    """Rank 0 waited for it in its reduction, and two healthy GPUs were refused for so much communication."""
+    script, out = tmp_path / "late.py", tmp_path / "out"
+    script.write_text(LATE)
+    assert start_ranks(out, "--steps", "6", "--profile-steps", "1", program=str(script)).wait() == [0, 0]
+    assert json.loads((out / "trace" / "summary.json").read_text())["wall_ms"] < 800
+
+
 def test_waiting_is_that_for_gradients_and_that_for_the_control_message(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

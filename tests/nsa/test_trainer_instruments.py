@@ -87,7 +87,7 @@ def test_the_trace_has_the_steps_asked_for_and_their_ranges(tmp_path: Path, trai
 
 def instruments(out: Path, **changed: Any) -> Instruments:
     settings: dict[str, Any] = {"rank": 0, "start_step": 0, "last_step": 20, "nvtx": False, "profile_steps": 3}
-    settings |= {"sdpa_audit": True, "replays": False, "say": print, "device": torch.device("cpu")} | changed
+    settings |= {"sdpa_audit": True, "say": print, "device": torch.device("cpu")} | changed
     return Instruments(out, model=LanguageModel.__new__(LanguageModel), **settings)
 
 
@@ -108,13 +108,9 @@ def test_layers_are_seen_in_the_audited_step_and_the_first_traced_one(tmp_path: 
     assert not any(instruments(tmp_path, sdpa_audit=False, profile_steps=0).sees_layers(step) for step in range(1, 21))
 
 
-@pytest.mark.parametrize(
-    ("replays", "profile_steps", "timed"), [(False, 3, [5, 6, 7]), (True, 3, [6, 7]), (True, 1, [5])]
-)
-def test_time_is_taken_of_steps_that_run_as_the_rest_does(
-    tmp_path: Path, replays: bool, profile_steps: int, timed: list[int]
-) -> None:
-    of = instruments(tmp_path, sdpa_audit=False, profile_steps=profile_steps, replays=replays)
+@pytest.mark.parametrize(("profile_steps", "timed"), [(3, [6, 7]), (1, [5])])
+def test_time_is_taken_of_steps_that_run_as_the_rest_does(tmp_path: Path, profile_steps: int, timed: list[int]) -> None:
+    of = instruments(tmp_path, sdpa_audit=False, profile_steps=profile_steps)
     for step in range(1, 21):
         of.begin(step)
         with of.mark(step):
@@ -187,6 +183,22 @@ def test_shares_of_a_gpu_timeline() -> None:
     assert summary["exposed_comm_share"] == pytest.approx(0.2)
     assert [k["name"] for k in summary["top_kernels"]] == ["gemm", "ncclDevKernel_AllReduce", "adam"]
     assert summary["ranges_seen"] == {"nsa.win": {"count": 1, "time_ms": 0.01}}
+
+
+def test_a_pause_of_another_rank_in_one_step_is_no_share_of_communication() -> None:
+    """Two healthy GPUs were refused: one rank began a step 0.3 s after the other, which waited in its reduction."""
+    events = []
+    for step, (begin, waited) in enumerate([(0, 0), (200, 700), (1100, 0)], 6):
+        events += [
+            event(f"nsa.step.{step}", begin, begin + 20),
+            event("gemm", begin + 10, begin + 90, "cuda"),
+            event("ncclDevKernel_AllReduce", begin + 80, begin + 100 + waited, "cuda"),
+        ]
+    summary = summarize_trace(events, on_cuda=True, timed_steps=[6, 7, 8])
+    assert summary["wall_ms"] == pytest.approx(1.0)
+    assert summary["exposed_comm_share"] == pytest.approx(0.1)
+    assert summary["comm_share"] == pytest.approx(0.2)
+    assert summary["gpu_busy_share"] == pytest.approx(0.9)
 
 
 def test_a_step_that_is_not_timed_adds_ranges_and_nothing_else() -> None:
