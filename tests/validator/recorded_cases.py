@@ -147,6 +147,7 @@ FAULTS: tuple[Case, ...] = (
     ),
     _fault("straggler", "GO", FakeRun(rank_fields={0: {"compute_time_s": 0.048}}), "straggler"),
     _fault("idle-gpu", "GO", sampled(gpu_pct=24.0), "host-bound"),
+    _fault("rank-that-leaves", "INCONCLUSIVE", sampled(gpu_pct=97.0, together=120), "rank-left"),
     _fault("other-programs", "GO", sampled(gpu_pct=97.0, cpu_pct=99.0, others_pct=60.0), "busy-host"),
     _fault("exit-0-too-soon", "NO_GO", FakeRun(rates=scatter(40_000.0, 60)), "ended-early"),
     _fault(

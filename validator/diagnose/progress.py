@@ -15,6 +15,11 @@ _NOTABLE_WAIT_S = 180.0
 """A wait that people begin to take for a hang; the default limit of the watchdog as well."""
 
 
+_RANKS = "host_run_ranks"
+_LEFT_SAMPLES, _LEFT_SHARE = 3, 0.1
+"""Samples, and share of the steps, for which the others continue without a rank: some take seconds longer to end."""
+
+
 @rule("hang", "veto", of="run")
 def hang(run: RunFacts) -> Iterator[Diagnosis]:
     """No progress and no activity: which rank was last, and what it was doing."""
@@ -101,6 +106,32 @@ def longest_row(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
     """Number of consecutive true values in the longest run of them."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
     return int((edges[1::2] - edges[::2]).max()) if edges.size else 0
+
+
+@rule("rank-left", "veto", of="run")
+def rank_left(run: RunFacts) -> Iterator[Diagnosis]:
+    """A rank's process was gone while the others continued."""
+    for node, samples in {"": run.evidence.samples, **run.evidence.node_samples}.items():
+        if samples is None or samples.steps is None or _RANKS not in samples.columns:
+            continue
+        ranks = samples.columns[_RANKS]
+        seen = np.isfinite(ranks) & (samples.steps >= 0)
+        alive, steps = ranks[seen], samples.steps[seen]
+        if not alive.size or alive.max() < 2:
+            continue
+        last = int(np.flatnonzero(alive == alive.max())[-1])
+        on = int(steps[-1] - steps[last])
+        if alive.size - 1 - last < _LEFT_SAMPLES or on < _LEFT_SHARE * (steps[-1] - steps[0]):
+            continue
+        gone, where = int(alive.max() - alive[last + 1 :].max()), f" on {node}" if node else ""
+        yield Diagnosis(
+            f"{gone} of {alive.max():g} ranks{where} ended at about step {steps[last]:,}, and the rest continued to "
+            f"step {steps[-1]:,} without {'it' if gone == 1 else 'them'}.",
+            because=[evidence(f"{_RANKS}: {alive.max():g}, then {alive[-1]:g}", samples.source.path)],
+            next_step="Read the end of that rank's log (logs/ranks) for what ended it without an error: the end of its "
+            "own data, a call of exit, a signal. Ranks that continue alone train on a part of the batch.",
+        )
+        return
 
 
 @rule("ended-early", "warning", of="run")

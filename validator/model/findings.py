@@ -63,6 +63,7 @@ ANSWERS: Mapping[str, str] = {
     "port-in-use": "`retries`",
     "random-data-floor": "`args` (data)",
     "rank-late": "",
+    "rank-left": "",
     "rate-shift": "`warmup_steps`",
     "remedied": "`args`, `env`",
     "repeated-data": "",

@@ -151,6 +151,7 @@ class ValidationRecord:
     """A whole validation, finished or in progress. `environment` is the snapshot of the machine, `last_go` the report
     of the last GO of this runbook on this class of machine when this validation began; None if there was none.
     `written_steps` are those in the runbook's file of each phase whose steps were changed for this validation.
+    `of_command`: the runbook was made for a bare command, and no file of it is the user's.
     """
 
     runbook: Runbook
@@ -158,6 +159,7 @@ class ValidationRecord:
     environment: Mapping[str, Any] = field(default_factory=dict)
     last_go: ValidationReport | None = None
     written_steps: Mapping[str, int] = field(default_factory=dict)
+    of_command: bool = False
 
     def phase(self, phase_id: str) -> PhaseRecord:
         """The record of that phase; KeyError if there is none."""

@@ -60,7 +60,9 @@ def reconstruct(folder: RunFolder) -> ValidationRecord:
 
 def _record(folder: RunFolder, phases: tuple[PhaseRecord, ...], environment: Mapping[str, Any]) -> ValidationRecord:
     header = folder.header
-    return ValidationRecord(header.runbook, phases, environment, folder.load_last_go(), header.written_steps)
+    return ValidationRecord(
+        header.runbook, phases, environment, folder.load_last_go(), header.written_steps, bool(header.command)
+    )
 
 
 def _unverified(phases: Sequence[PhaseRecord], events: Sequence[Event]) -> dict[str, str]:

@@ -347,9 +347,10 @@ def sampled(
     shared: range = range(0),
     cpu_pct: float = 12.0,
     others_pct: float = 0.0,
+    together: int = 220,
 ) -> RecordedCase:
     """A healthy run during which the machine was sampled every tenth of a second; `throttled`, and `shared` with
-    another program, count samples of the GPU.
+    another program, count samples of the GPU, and `together` those in which both ranks are alive.
 
     `cpu_pct` of all cores are busy, `others_pct` of them with other programs.
     """
@@ -358,9 +359,11 @@ def sampled(
         start_s = time.time() - 20.0  # runs end at the moment they are written
         cells = f"{cpu_pct},{others_pct},{gpu_pct}"
         rows = (
-            f"{start_s + 0.1 * i:.3f},{cells},{0x40 if i in throttled else 0},{int(i in shared)}" for i in range(220)
+            f"{start_s + 0.1 * i:.3f},{cells},{0x40 if i in throttled else 0},{int(i in shared)},{1 + (i < together)}"
+            for i in range(220)
         )
         header = "ts,host_cpu_pct,host_other_cpu_pct,gpu0_util_pct,gpu0_throttle_mask,gpu0_foreign_processes"
+        header += ",host_run_ranks"
         text = "\n".join((header, *rows)) + "\n"
         return FakeRun(files={"logs/telemetry.csv": text})
 

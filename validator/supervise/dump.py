@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from validator.supervise.termination import ProcessTree
 from validator.system.gpu_facts import GpuFacts
 from validator.system.host import meminfo
 from validator.system.nvml import Gpus
-from validator.system.processes import Stat, catches, cmdline, environ, field_of_status, read_proc_text, still_alive
+from validator.system.processes import Stat, catches, cmdline, field_of_status, rank_of, read_proc_text, still_alive
 
 Dumps = dict[Path, int]
 
@@ -140,7 +139,7 @@ def _save_processes(evidence: StallEvidence, processes: Sequence[Stat]) -> None:
             {
                 "pid": stat.pid,
                 "parent": stat.parent,
-                "rank": _rank(stat),
+                "rank": rank_of(stat),
                 "name": stat.name,
                 "state": stat.state,
                 "cpu_s": round(stat.cpu_s, 2),
@@ -152,12 +151,6 @@ def _save_processes(evidence: StallEvidence, processes: Sequence[Stat]) -> None:
             }
         )
     _write_json(evidence, "processes.json", {"schema_version": 1, "processes": rows, "count": len(processes)})
-
-
-def _rank(stat: Stat) -> str | None:
-    """From the environment that the process was started with; one that was forked as a rank has it in its name."""
-    named = re.fullmatch(r"pt_rank(\d+)", stat.name)
-    return named[1] if named else environ(stat.pid).get("RANK")
 
 
 def _ask_for_stacks(evidence: StallEvidence, tree: ProcessTree, processes: Sequence[Stat], before: Dumps) -> None:
@@ -186,7 +179,7 @@ def _spy(evidence: StallEvidence, processes: Sequence[Stat]) -> None:
         texts = list(pool.map(lambda stat: _spy_on(tool, stat.pid), targets))
     for stat, text in zip(targets, texts, strict=True):
         if text:
-            rank = _rank(stat)
+            rank = rank_of(stat)
             name = f"py-spy_rank{rank}_{stat.pid}.txt" if rank is not None else f"py-spy_{stat.pid}.txt"
             _write_text(evidence, name, text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -114,6 +115,12 @@ def environ(pid: int) -> dict[str, str]:
     """The environment that the process was started with; empty when it may not be read."""
     pairs = (item.partition(b"=") for item in read_proc(f"/proc/{pid}/environ").split(b"\0") if b"=" in item)
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
+
+
+def rank_of(stat: Stat) -> str | None:
+    """By the environment that the process was started with; one that was forked as a rank has it in its name."""
+    named = re.fullmatch(r"pt_rank(\d+)", stat.name)
+    return named[1] if named else environ(stat.pid).get("RANK")
 
 
 def variable_needle(name: str, value: object) -> bytes:
@@ -241,6 +248,7 @@ class OtherProcesses:
         self._own: dict[ProcessId, bool] = {}
         self._marked: set[ProcessId] = set()
         self._users: dict[ProcessId, Stat] | None = None
+        self._ranks: dict[ProcessId, str | None] = {}
         self._present: dict[int, set[int]] = {}
         self._same_namespace = False
 
@@ -290,12 +298,25 @@ class OtherProcesses:
         each that maps it, but never as more than `shared`, all that the machine has. Files that are mapped do not
         count: the kernel takes their memory back. Nor do this process and what it starts for itself, without the token.
         """
-        own = [one for one in (self._users or {}).values() if not one.kernel and one.alive and self._is_of_run(one)]
-        held = [found for found in (held_memory(one.pid) for one in own) if found is not None]
+        held = [found for found in (held_memory(one.pid) for one in self._of_run()) if found is not None]
         if not held:
             return None
         mapped = sum(one[1] for one in held)
         return sum(one[0] for one in held) + (mapped if shared is None else min(mapped, shared))
+
+    def run_ranks(self) -> int | None:
+        """How many ranks were alive at the last call of `own_cpu_seconds`, by the number that their launcher gave them;
+        a worker of a data loader has its rank's. None where no process has one."""
+        alive = self._of_run()
+        present = {one.id for one in alive}
+        self._ranks = {identity: rank for identity, rank in self._ranks.items() if identity in present}
+        for one in alive:
+            if self._ranks.get(one.id) is None and (one.id not in self._ranks or _age_s(one) <= _SETTLED_S):
+                self._ranks[one.id] = rank_of(one)
+        return len({rank for rank in self._ranks.values() if rank is not None}) or None
+
+    def _of_run(self) -> list[Stat]:
+        return [one for one in (self._users or {}).values() if not one.kernel and one.alive and self._is_of_run(one)]
 
     def _append(self, gpu: int, pid: int, name: str, used_mib: float | None) -> None:
         line = {

@@ -26,12 +26,12 @@ from validator.system.xid import XidWatch
 
 COLUMNS = (
     *("ts", "host_cpu_pct", "host_iowait_pct", "host_other_cpu_pct", "load_1m"),
-    *("host_mem_available_mib", "host_run_mem_mib", "disk_free_mib", "xid"),
+    *("host_mem_available_mib", "host_run_mem_mib", "host_run_ranks", "disk_free_mib", "xid"),
 )
 """Columns of the host. Percentages are of all cores together; `host_other_cpu_pct` is what programs use that do not
 belong to the validation. Memory is available within the limits of a container, too; `host_run_mem_mib` is what the
-run's processes hold (`OtherProcesses.run_memory`). `xid` is the code of the gravest driver event
-since the sample before, empty when there was none."""
+run's processes hold (`OtherProcesses.run_memory`), `host_run_ranks` how many of its ranks are alive. `xid` is the
+code of the gravest driver event since the sample before, empty when there was none."""
 
 GPU_COLUMNS = (
     *("util_pct", "mem_util_pct", "mem_used_mib", "power_w", "temperature_c", "sm_clock_mhz", "mem_clock_mhz"),
@@ -135,6 +135,7 @@ class Sampler:
             None if load is None else round(load, 2),
             None if available is None else available // MIB,
             None if held is None else round(held / MIB, 1),
+            self._others.run_ranks(),
             self._disk(),
             self._xid(),
         ]

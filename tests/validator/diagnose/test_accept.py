@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.validator.adversary.court import book, codes, finding, train, tried
+from tests.validator.adversary.court import book, codes, finding, judged, laid_out, train, tried
 from validator.kinds.registry import loads
 from validator.model.runbook import Runbook
 from validator.model.settings import accepted_at
@@ -23,6 +24,16 @@ def test_a_veto_names_the_field_that_answers_it(tmp_path: Path) -> None:
     assert (report.decision, codes(report, "veto")) == ("INCONCLUSIVE", {"zero-loss"})
     assert finding(report, "zero-loss").next_step.endswith(
         "write accept_findings: [zero-loss] in phase baseline of the runbook."
+    )
+
+
+def test_a_bare_commands_runbook_is_written_first(tmp_path: Path) -> None:
+    """The veto of `validator run -- COMMAND` sent its reader into a runbook that did not exist."""
+    root = laid_out(tmp_path, ZEROS)
+    header = json.loads((root / "run.json").read_text())
+    (root / "run.json").write_text(json.dumps(header | {"command": ["--", "python", "train.py"]}))
+    assert finding(judged(root), "zero-loss").next_step.endswith(
+        "in phase baseline of the runbook that validator init --from-run writes."
     )
 
 

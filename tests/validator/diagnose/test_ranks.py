@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.validator.diagnose.cases import healthy, of_run
+from tests.validator.ingest.folders import START_S
 from validator.model.verdict import Finding
 
 N = 200
@@ -60,3 +61,29 @@ def test_without_times_of_ranks_it_is_said_that_stragglers_are_not_judged(tmp_pa
         path.write_text(path.read_text().replace("compute_time_s", "other_time_s"))
     finding = of_run(folder)["not-judged"]
     assert (finding.severity, "stragglers" in finding.message) == ("info", True)
+
+
+@pytest.mark.parametrize(
+    ("alive", "gone"),
+    [
+        ([2] * 30 + [1] * 30, "1 of 2"),
+        ([8] * 20 + [6] * 40, "2 of 8"),
+        ([2] * 60, ""),
+        ([2] * 58 + [1] * 2, ""),
+        ([1] * 60, ""),
+    ],
+)
+def test_a_rank_that_ends_while_the_others_go_on(tmp_path: Path, alive: list[int], gone: str) -> None:
+    """With exit code 0 it ends nothing: rows went on to the last step, and the verdict was GO. At a run's end ranks end
+    one after another."""
+    folder = healthy(tmp_path / "r", rate=2048.0)
+    (folder / "logs").mkdir(exist_ok=True)
+    last_s = max(json.loads(line)["ts"] for line in (folder / "heartbeat_rank0.jsonl").read_text().splitlines())
+    every_s = (last_s - START_S) / len(alive)
+    rows = "".join(f"{START_S + every_s * (i + 0.5)},{count}\n" for i, count in enumerate(alive))
+    (folder / "logs/telemetry.csv").write_text("ts,host_run_ranks\n" + rows)
+    one = of_run(folder).get("rank-left")
+    assert (one is not None) == bool(gone)
+    if one is not None:
+        assert one.severity == "veto"
+        assert one.message.startswith(f"{gone} ranks ended at about step ")

@@ -160,6 +160,40 @@ def test_the_memory_of_the_runs_processes(tmp_path: Path) -> None:
         assert 30 << 20 < held < 60 << 20
 
 
+def test_the_ranks_of_a_run_are_counted_by_their_numbers(tmp_path: Path) -> None:
+    """A worker has its rank's number, the launcher none; a rank that has ended counts no more."""
+    token = "6b" * 16
+    others = OtherProcesses(token, tmp_path / "x.jsonl")
+    ranks: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as stack:
+
+        def start(**more: str) -> None:
+            code = "print(flush=True); input()"
+            environment = {**os.environ, processes.TOKEN_VARIABLE: token, **more}
+            child = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            )
+            stack.enter_context(child)
+            stack.callback(child.kill)
+            assert child.stdout is not None
+            child.stdout.readline()
+            ranks.append(child)
+
+        def alive() -> int | None:
+            others.own_cpu_seconds()
+            return others.run_ranks()
+
+        start()
+        assert alive() is None
+        for rank in ("0", "1", "1"):
+            start(RANK=rank)
+        assert alive() == 2
+        for child in ranks[-2:]:
+            child.kill()
+            child.wait()
+        assert alive() == 1
+
+
 def test_a_process_seen_before_its_program_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between fork and exec it has its parent's environment. An agent starts it: it descends from nothing here."""
     token = "5a" * 16  # of its own: tests beside this one look at all processes
