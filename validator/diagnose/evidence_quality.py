@@ -209,11 +209,15 @@ def missing_evidence(run: RunFacts) -> Iterator[Diagnosis]:
         seen += _missing_ends(run)
     if not seen:
         return
+    nothing_done = run.outcome is not None and run.outcome.ok and any("nothing was printed" in e.text for e in seen)
     yield Diagnosis(
         f"Expected files or rows are missing: {'; '.join(e.text for e in seen[:4])}.",
         severity="veto" if run.outcome is not None else "warning",
         because=seen[:6],
-        next_step="Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
+        next_step="The trainer printed nothing and ended well, as one does that finds a checkpoint of an earlier run with "
+        "all steps done: give each run an output folder of its own ({out}), or let the trainer begin anew."
+        if nothing_done
+        else "Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
         "trainer.metrics if it never will; a pattern is searched in each line that rank 0 prints. Rows may come "
         "at an even pace, on a schedule of time, or at increasing intervals by a rule, as at steps 1, 2, 4, 8.",
     )

@@ -88,6 +88,17 @@ def test_rows_that_were_taken_out_are_missed(tmp_path: Path, name: str, lines: s
     assert (finding.severity, words in finding.message) == ("veto", True), finding.message
 
 
+def test_a_trainer_that_ends_well_and_prints_nothing_found_its_steps_done(tmp_path: Path) -> None:
+    """A checkpoint of the run that was watched held them all. The advice was to write files into the output folder."""
+    write_logs(tmp_path / "r")
+    metrics = TrainerMetrics(stdout="step {step} loss {loss}")
+    done = of_run(tmp_path / "r", metrics=metrics)["missing-evidence"]
+    assert done.next_step.startswith("The trainer printed nothing and ended well, as one does that finds a checkpoint")
+    write_logs(tmp_path / "r", stdout="it 5, 4.2\n")
+    assert of_run(tmp_path / "r", metrics=metrics)["missing-evidence"].next_step.startswith("Let the trainer write")
+
+
+
 @pytest.mark.parametrize(("end", "missed"), [("\r", False), ("\n", True)])
 def test_a_bar_need_not_show_each_step_and_a_line_a_step_must(tmp_path: Path, end: str, missed: bool) -> None:
     shown = [step for step in range(1, 61) if step % 7 or step == 60]
