@@ -214,8 +214,8 @@ def missing_evidence(run: RunFacts) -> Iterator[Diagnosis]:
         f"Expected files or rows are missing: {'; '.join(e.text for e in seen[:4])}.",
         severity="veto" if run.outcome is not None else "warning",
         because=seen[:6],
-        next_step="The trainer printed nothing and ended well, as one does that finds a checkpoint of an earlier run with "
-        "all steps done: give each run an output folder of its own ({out}), or let the trainer begin anew."
+        next_step="The trainer printed nothing and ended well, as one does that finds a checkpoint of an earlier run "
+        "with all steps done: give each run an output folder of its own ({out}), or remove it."
         if nothing_done
         else "Let the trainer write these files, whole, into its own output folder ({out}), or take them out of "
         "trainer.metrics if it never will; a pattern is searched in each line that rank 0 prints. Rows may come "

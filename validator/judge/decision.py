@@ -11,8 +11,20 @@ from validator.model.record import PhaseRecord
 from validator.model.remedy import Remedy
 from validator.model.runbook import Runbook, Setting, SoakPhase
 from validator.model.settings import extends, has_placeholder, setting_text
-from validator.model.verdict import Decision, Extension, Finding, PhaseReport, Recommendation, RemedyReport, Status
-from validator.text import format_percent, listed
+from validator.model.verdict import (
+    Decision,
+    Extension,
+    Finding,
+    PhaseReport,
+    Recommendation,
+    RemedyReport,
+    RunReport,
+    Status,
+)
+from validator.text import format_duration, format_percent, listed
+
+SHORT_RUN_S = 120.0
+"""Of the longest run: from here on a GO says nothing of its length. Leaks and drift take minutes to show."""
 
 
 def with_remedies(report: PhaseReport, record: PhaseRecord, judge: Callable[[PhaseRecord], PhaseReport]) -> PhaseReport:
@@ -122,8 +134,8 @@ def decide(
 
 
 def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
-    """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms, a
-    criterion that any worse run passes, and time that is lost although all criteria allow it."""
+    """What a GO does not cover, in sentences: a loss that no trainer reported, a rate that nothing confirms, what shows
+    after minutes, a criterion that any worse run passes, and time that is lost although all criteria allow it."""
     blind = [
         one.id for one in phases if any(v.id == f"{one.id}.finite" and v.status == "SKIPPED" for v in one.criteria)
     ]
@@ -133,6 +145,10 @@ def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
             f" The level of toks_per_s ({listed(word)}) is the trainer's own word; set trainer.tokens_per_step to have "
             "it checked."
         )
+    trained = [(took_s, one.id) for one in phases for run in one.runs if (took_s := _trained_s(run)) is not None]
+    if trained and max(trained)[0] < SHORT_RUN_S:
+        took_s, longest = max(trained)
+        said += f" The longest run ({longest}) took {format_duration(took_s)}: what takes longer to show was not seen."
     backwards = [one for one in findings if one.code == "wrong-way-bound" and one.severity == "warning"]
     said += "".join(f" But {one.message}" for one in backwards)
     costly = [one for one in findings if one.costly]
@@ -141,6 +157,12 @@ def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
         said += f" But {format_percent(lost)} of the time ({listed(where)}) is lost, and nothing shows that this is "
         said += f"meant: {listed(list(codes))}."
     return said
+
+
+def _trained_s(run: RunReport) -> float | None:
+    """How long a run with steps took; None for another one."""
+    took_s = (run.outcome or {}).get("duration_s")
+    return float(took_s) if "steps.done" in run.scalars and isinstance(took_s, (int, float)) else None
 
 
 def _about(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> list[str]:

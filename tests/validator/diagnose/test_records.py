@@ -98,7 +98,6 @@ def test_a_trainer_that_ends_well_and_prints_nothing_found_its_steps_done(tmp_pa
     assert of_run(tmp_path / "r", metrics=metrics)["missing-evidence"].next_step.startswith("Let the trainer write")
 
 
-
 @pytest.mark.parametrize(("end", "missed"), [("\r", False), ("\n", True)])
 def test_a_bar_need_not_show_each_step_and_a_line_a_step_must(tmp_path: Path, end: str, missed: bool) -> None:
     shown = [step for step in range(1, 61) if step % 7 or step == 60]

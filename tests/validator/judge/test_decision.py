@@ -12,6 +12,7 @@ from validator.errors import ExitCode
 from validator.judge.decision import decide, extension_of, recommend, settled
 from validator.judge.phase import judge_phase
 from validator.model.record import PhaseRecord, ValidationRecord
+from validator.model.result import ScalarValue
 from validator.model.verdict import (
     ArmComparison,
     Check,
@@ -44,6 +45,28 @@ def test_go_needs_every_required_phase() -> None:
     decision, why = decide([_phase("PASS"), _phase("PASS", id="soak")])
     assert decision == "GO"
     assert why == "All 2 required criteria and checks of 2 phases passed; no finding forbids it."
+
+
+@pytest.mark.parametrize(("took_s", "said"), [(11.4, "The longest run (soak) took 11 s: "), (150.0, "")])
+def test_a_go_says_how_short_its_evidence_is(took_s: float, said: str) -> None:
+    """A GO for days of training rested on 11 s of it, and nothing said so."""
+
+    def run(name: str, took_s: float, **scalars: ScalarValue) -> RunReport:
+        return RunReport(id=name, outcome={"duration_s": took_s}, scalars=scalars)
+
+    steps = ScalarValue(value=60.0)
+    phases = [
+        _phase("PASS", id=name).model_copy(update={"runs": runs})
+        for name, runs in (
+            ("tests", (run("tests/r1", 500.0),)),
+            ("baseline", (run("baseline/r1", 8.0, **{"steps.done": steps}),)),
+            ("soak", (run("soak/r1", took_s, **{"steps.done": steps}),)),
+        )
+    ]
+    decision, why = decide(phases)
+    assert decision == "GO"
+    assert why.partition("forbids it.")[2].strip().startswith(said)
+    assert bool(why.partition("forbids it.")[2]) == bool(said)
 
 
 @pytest.mark.parametrize(("severity", "said"), [("warning", True), ("info", False)])
