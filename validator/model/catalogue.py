@@ -402,14 +402,14 @@ AUDIT = (
 )
 PROFILE = (
     *_scalars(
-        ("profile.gpu_busy_share", "", "share of the traced time in which some kernel ran"),
-        ("profile.host_bound_share", "", "share of the traced time in which the GPU waited for the host"),
-        ("profile.exposed_comm_share", "", "share of the traced time in which communication ran and nothing else"),
+        ("profile.gpu_busy_share", "", "share of a traced step in which some kernel ran"),
+        ("profile.host_bound_share", "", "share of a traced step in which the GPU waited for the host"),
+        ("profile.exposed_comm_share", "", "share of a traced step in which communication ran and nothing else"),
         ("profile.top_kernel_share", "", "time of the kernel that took most, over the traced time"),
         cuda_only=True,
     ),
     *_scalars(
-        ("profile.comm_share", "", "share of the traced time in which communication ran"),
+        ("profile.comm_share", "", "share of a traced step in which communication ran"),
         ("profile.top_operator_share", "", "host time of the operator that took most, over the traced time"),
         (
             "profile.comm_bus_gb_s",
