@@ -68,12 +68,21 @@ def criterion(result: dict, name: str) -> dict:
     return next(one for one in result["phases"][0]["criteria"] if one["id"] == f"baseline.{name}")
 
 
-@pytest.mark.parametrize(("ends", "code", "decision"), [("0", 0, "GO"), ("1", 1, "NO_GO")])
+@pytest.mark.parametrize(
+    ("count", "trainer", "code", "decision"),
+    [
+        (60, "  max_steps: 60", 0, "GO"),
+        (60, "  max_steps: 60", 1, "NO_GO"),
+        (64, "  max_steps: 60", 1, "NO_GO"),
+        (60, "", 1, "NO_GO"),
+    ],
+)
 def test_the_exit_code_counts_where_the_steps_are_all_that_it_does(
-    endless, ends: str, code: int, decision: str
+    endless, count: int, trainer: str, code: int, decision: str
 ) -> None:
-    """It had been ended in the moment of its last row: GO for a trainer that always ended with 1."""
-    _, result = endless(f"if count == 60: sys.exit({ends})", trainer="  max_steps: 60")
+    """It had been ended in the moment of its last row: GO for a trainer that always ended with 1. So it was where all
+    steps had been estimated too low, or are not known."""
+    _, result = endless(f"if count == {count}: sys.exit({code})", trainer=trainer)
     outcome = run_of(result)["outcome"]
     assert (outcome["reason"], outcome["rc"], result["decision"]) == ("exited", code, decision)
     assert criterion(result, "exit")["status"] == ("PASS" if code == 0 else "FAIL")
@@ -91,9 +100,10 @@ def test_one_that_is_busy_behind_all_its_steps_is_ended_after_a_while(endless) -
     assert 9 < run_of(result)["outcome"]["attempts"][0]["duration_s"] < 19
 
 
-def test_one_that_hangs_behind_all_its_steps_is_no_go(endless) -> None:
+@pytest.mark.parametrize("count", [60, 64])
+def test_one_that_hangs_behind_all_its_steps_is_no_go(endless, count: int) -> None:
     """It had been ended there like one that goes on."""
-    rc, result = endless("if count == 60: time.sleep(600)", trainer="  max_steps: 60", watchdog="{stall: 2s}")
+    rc, result = endless(f"if count == {count}: time.sleep(600)", trainer="  max_steps: 60", watchdog="{stall: 2s}")
     assert (rc, run_of(result)["outcome"]["reason"]) == (1, "stalled"), result["why"]
     assert "hang" in [one["code"] for one in result["findings"]]
 

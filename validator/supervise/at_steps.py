@@ -70,12 +70,18 @@ class StepCount:
     def done(self) -> bool:
         """Whether all steps are written: in every file, or in one that has gone on for long."""
         beyond = [reached.furthest - self._end(reached) for reached in self._files.values()]
-        return bool(beyond) and (min(beyond) >= 0 or max(beyond) > self.steps * _SLACK + _SLACK_STEPS)
+        return bool(beyond) and (min(beyond) >= 0 or self.passed)
+
+    @property
+    def furthest(self) -> int:
+        """The furthest step of any file."""
+        return max((reached.furthest for reached in self._files.values()), default=0)
 
     @property
     def passed(self) -> bool:
-        """Whether some file has gone on behind its last step that counts."""
-        return any(reached.furthest > self._end(reached) for reached in self._files.values())
+        """Whether some file is far behind its last step that counts: how many a trainer does may be known by a few."""
+        most = self.steps * _SLACK + _SLACK_STEPS
+        return any(reached.furthest > self._end(reached) + most for reached in self._files.values())
 
     def counts(self, step: int | None) -> bool:
         """Whether a step is one that was asked for."""

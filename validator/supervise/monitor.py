@@ -205,6 +205,7 @@ class Progress:
 
 _LOOK_S = 1.0
 _OWN_END_S = 10.0  # has a trainer that is busy behind all the steps it does
+_LEAST_END_S = 2.0  # has one of which that is not known
 _SCAN_SHARE = 0.005  # of a core, at most, goes into looking for new processes
 _GPU_WINDOW_S = 30.0
 
@@ -241,6 +242,7 @@ class Monitor:
         self._cpu: dict[str, watchdog.CpuMeter] = {}
         """By node; by an empty name without nodes."""
         self._done_since: float | None = None
+        self._done_at = 0
         self._gpu_samples: deque[tuple[float, bool, bool]] = deque()
         self._next_scan = started + 0.2
         self._next_trim = started + 0.5
@@ -274,17 +276,23 @@ class Monitor:
     def is_to_be_ended(self) -> bool:
         """Whether the run is one that validator ends, and all its steps are written.
 
-        Where they are all that its trainer does, it is left alone unless it continues: 10 s, so that its exit code is
-        seen, and as long as it idles from then on, for which the watchdog has its own limit.
+        Until the next row comes, the trainer may be ending by itself, and then its exit code counts: it has the time of
+        three rows, 2 s at the least. Where the steps are all that it does, give or take a tenth, it is left alone: 10 s,
+        and as long as it idles from then on, for which the watchdog has its own limit.
         """
         if self._count is None or not self._count.done:
             return False
-        now = time.monotonic()
-        self._done_since = self._done_since or now
-        if not self._spec.ends_there_itself or self._count.passed:
+        now, furthest = time.monotonic(), self._count.furthest
+        own = self._spec.ends_there_itself and not self._count.passed
+        if self._done_since is None or (own and furthest > self._done_at):
+            self._done_since, self._done_at = now, furthest
+        if furthest > self._done_at:
             return True
-        if now < self._done_since + _OWN_END_S:
+        wait_s = _OWN_END_S if own else min(max(3 * (self.pace.report_s or 0.0), _LEAST_END_S), _OWN_END_S)
+        if now < self._done_since + wait_s:
             return False
+        if not own:
+            return True
         if self._spec.watchdog is None or not self._spec.watchdog.halt:
             return True
         activity = self.activity(since=self._done_since)
