@@ -27,7 +27,11 @@ _RISE_SHARE = 0.25
 _DROP_SHARE = 0.10
 """Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
 
-_OF_VALIDATION = ("val_loss", "val.loss")
+OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
+_FEW_EVALUATIONS, _NEARLY_EACH = 5, 0.8
+"""Evaluations of which nearly each is higher than the one before; five are so by chance once in 120 times, and then by
+less than a quarter."""
+
 _REWARD = re.compile(
     r"(?:^|_)(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
 )
@@ -100,7 +104,7 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
     if not run.training or (loss is not None and _risen(loss) is not None):
         return
     for name, series in run.result.series.items():
-        if name in _OF_VALIDATION and (risen := _risen(series)) is not None:
+        if name in OF_VALIDATION and (risen := _risen(series) or _risen_since(series)) is not None:
             low, high, at, since = risen
             yield _diverges(
                 f"{name} rises from {format_number(low)} near step {since} to {format_number(high)} at the end, while "
@@ -180,6 +184,18 @@ def _risen(loss: Series) -> tuple[float, float, int, int] | None:
     since = int(np.flatnonzero(levels < low + rise / 10)[-1]) + 1 + width // 2
     at, since = (int(steps[min(row, len(steps) - 1)]) for row in (lowest + width // 2, since))
     return low, high, at, since
+
+
+def _risen_since(validation: Series) -> tuple[float, float, int, int] | None:
+    """As `_risen`, of a few evaluations: nearly each is higher than the one before, from the minimum on."""
+    finite = np.isfinite(validation.values)
+    values, steps = validation.values[finite], validation.steps[finite]
+    lowest = int(values.argmin()) if values.size else 0
+    behind = values[lowest:]
+    if len(values) >= _MIN_ROWS or len(behind) < _FEW_EVALUATIONS or np.mean(np.diff(behind) > 0) < _NEARLY_EACH:
+        return None
+    low, high, at = float(behind[0]), float(behind[-1]), int(steps[lowest])
+    return None if high - low < _RISE_SHARE * abs(low) else (low, high, at, at)
 
 
 def _at_its_minimum(loss: Series) -> bool:

@@ -27,6 +27,8 @@ _JUDGED = ("loss", "grad_norm")
 _FIRST_ROWS = 5
 """First rows in which a number must be finite: what is not measured in each row, or not yet, is written as NaN too."""
 
+_FIRST_EVALUATIONS = 2
+
 _OF_LOSS = re.compile(
     r"(?i)loss|perplexity|(?<![a-z])(?:nll|bce|ce|mse|kl|kld|elbo|rec|recon\w*|ppl|grad\w*|norm|entropy)(?![a-z])"
 )
@@ -149,7 +151,11 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
         at = np.flatnonzero(bad)
         few = at.size < max(_MIN_NOT_FINITE, _OFTEN * bad.size)
         own = name.startswith("telemetry.") or _OF_SPEED.search(name)
-        if own or few or at[0] < _FIRST_ROWS or at[-1] < 0.75 * bad.size:
+        if own or few or at[-1] < 0.75 * bad.size:
+            continue
+        # An evaluation has few rows: a loss that was measured twice and never again.
+        lost = bool(_OF_LOSS.search(name)) and at[0] >= _FIRST_EVALUATIONS and at.size == bad.size - at[0]
+        if at[0] < _FIRST_ROWS and not lost:
             continue
         said = f"{name} is not finite in {at.size} of {bad.size} rows, from step {steps[name][at[0]]} on"
         yield Diagnosis(

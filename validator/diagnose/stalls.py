@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.contention import crowding
+from validator.diagnose.loss_curve import OF_VALIDATION
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
 from validator.diagnose.turns import MIN_TURNS, SLOW, Turns, turns_of_even_rows, turns_of_uneven_rows
 from validator.ingest.clock import ARRIVALS_FILE
@@ -236,9 +237,26 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
         here, elsewhere = (np.isin(some, places.pauses).mean() if some.size else 0.0 for some in (at, usual))
         if here >= _EVEN and elsewhere <= _EVEN / 2:
             return " The log names a validation, a checkpoint or the end of an epoch there."
+    if _beside_evaluations(run, at):
+        return " The trainer writes a loss of the validation there."
     if period is not None and period % _SET_PERIOD == 0 and not run.planned:
         return " A period like that is set: by a validation, a checkpoint or a part of the update."
     return ""
+
+
+def _beside_evaluations(run: RunFacts, at: Steps) -> bool:
+    """Whether pauses `at [k]` lie up to two rows behind one with a loss of the validation, and few other rows do."""
+    evaluated = next((found for name in OF_VALIDATION if (found := run.series(name)) is not None), None)
+    loss = run.series("loss")
+    if evaluated is None or loss is None or len(loss.steps) < 2 or not len(evaluated.steps):
+        return False
+    near = 2 * float(np.median(np.diff(loss.steps)))
+
+    def share(of: Steps) -> float:
+        behind = np.searchsorted(evaluated.steps, of, side="right") - 1
+        return float(((behind >= 0) & (of - evaluated.steps[behind] <= near)).mean())
+
+    return share(at) >= _EVEN and share(loss.steps) <= _EVEN / 2
 
 
 def _stalls(

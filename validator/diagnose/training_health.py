@@ -25,6 +25,9 @@ _SAME_ROWS = 20
 _SAME_COARSE_ROWS = 100
 """Rows from which losses of two decimals that are all the same are no chance either."""
 
+_AT_ONCE = 0.1
+"""The last learning rate before 0, as a share of the largest, from which it was switched off and not printed as 0."""
+
 _REPEATS = 0.7
 _MIN_PERIODS = 4
 _FEW_BATCHES, _BY_HEART = 16, 0.1
@@ -78,7 +81,8 @@ def _strikes(series: Series, bad: npt.NDArray[np.bool_], strikes: int) -> int | 
 
 @rule("zero-grad", "veto", of="run")
 def nothing_learned(run: RunFacts) -> Iterator[Diagnosis]:
-    """A learning rate of zero throughout, or a loss that never changes: steps are done, and nothing is learned.
+    """A learning rate of zero throughout or, all at once, for the later half; or a loss that never changes: steps are
+    done, and nothing is learned.
 
     Where the loss falls, a learning rate of zero was rounded; a loss of two decimals may be the same for a while.
     """
@@ -90,6 +94,12 @@ def nothing_learned(run: RunFacts) -> Iterator[Diagnosis]:
     if lr is not None and len(lr.values) >= _SAME_ROWS and not lr.values.any():
         said, source = f"The learning rate is 0 in all {len(lr.values)} rows", lr.source.path
         falls = loss is not None and fell(loss.values.tolist())
+        severity = "info" if falls else "warning" if loss is None else "veto"
+    elif lr is not None and (since := _switched_off(lr)) is not None:
+        rows = int((lr.steps >= since).sum())
+        source = lr.source.path
+        said = f"The learning rate is 0 from step {since} on, in {rows} of {len(lr.values)} rows"
+        falls = loss is not None and fell(loss.values[loss.steps >= since].tolist())
         severity = "info" if falls else "warning" if loss is None else "veto"
     elif loss is not None and len(loss.values) >= _SAME_ROWS and (loss.values == loss.values[0]).all():
         said, source = f"The loss is {loss.values[0]:g} in all {len(loss.values)} rows", loss.source.path
@@ -107,6 +117,19 @@ def nothing_learned(run: RunFacts) -> Iterator[Diagnosis]:
         if falls
         else "Look at the schedule and at what the trainer logs; require loss.last < loss.first.",
     )
+
+
+def _switched_off(lr: Series) -> int | None:
+    """The step from which a learning rate is 0 to the end, for half of the rows or more; None where it fell to that bit
+    by bit, since its last digits are then not printed."""
+    used = np.flatnonzero(lr.values)
+    if not used.size or not np.isfinite(lr.values).all():
+        return None
+    first = int(used[-1]) + 1
+    off = len(lr.values) - first
+    if off < max(_SAME_ROWS, first) or lr.values[used[-1]] < _AT_ONCE * lr.values.max():
+        return None
+    return int(lr.steps[first])
 
 
 @rule("gate-collapse", "veto", of="run")

@@ -43,6 +43,12 @@ _OTHER_WORDS = re.compile(
 )
 """Measures of quality and settings, which may fall as well and are never a loss."""
 
+_VALIDATION = re.compile(
+    r"(?<![a-z])(?:val(?:id(?:ation)?)?|eval|test|dev)[ _/.-]*(?:log)?(?:loss|nll|r?mse|mae|error)\W*$",
+    re.IGNORECASE,
+)
+"""A loss of the validation in the same line: `train-logloss:0.31 valid-logloss:0.64`."""
+
 _OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
 _PART = "|".join(PARTS)
 _PARTS = re.compile(rf"(?i)(?<![a-z])(?:{_PART})[ _/]?loss|loss[ _/]?(?:{_PART})(?![a-z])")
@@ -69,8 +75,12 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
         partial(_pattern, named=None),
         partial(_by_rows, named=_LOSS_WORDS),
     )
-    found = (way(parts, list(zip(*often[parts], strict=True))) for way in ways for parts in by_count)
-    return next(filter(None, found), None)
+    found = ((way(parts, list(zip(*often[parts], strict=True))), parts) for way in ways for parts in by_count)
+    pattern, parts = next((one for one in found if one[0]), (None, ()))
+    if pattern is None or not pattern.endswith("{val_loss}"):
+        return pattern
+    without = any(form[:2] == parts[:2] for form in forms if form != parts)  # lines between two evaluations
+    return pattern.partition("{loss}")[0] + "{loss}" if without else pattern
 
 
 def _by_rows(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: re.Pattern[str]) -> str | None:
@@ -126,6 +136,8 @@ def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: r
     for place, column in enumerate(columns):
         if all(":" in text for text in column) and parts[place + 1].startswith("<"):
             groups[place] = "{elapsed_s}"  # of a progress bar: [0:12<1:03, 9.8it/s]
+        if "{val_loss}" not in groups.values() and place not in groups and _VALIDATION.search(parts[place]):
+            groups[place] = "{val_loss}"
     return _spelled(parts, columns, groups)
 
 

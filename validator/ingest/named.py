@@ -154,9 +154,14 @@ def time_by_arrivals(state: ResultBuilder) -> None:
 
 def time_means_by_arrivals(state: ResultBuilder) -> None:
     """The same where what the trainer prints as the time of a step is the mean since its start, which follows no
-    change: a pace that halves in the middle of a run would fade in over the rest of it."""
+    change: a pace that halves in the middle of a run would fade in over the rest of it. And where it is 0 in most rows,
+    seconds that were printed as milliseconds: any bound from above held."""
     times = state.series.get("step_time_s")
     if times is None or "step_time_s" in state.evidence.derived or not np.isfinite(times.values).all():
+        return
+    if np.mean(times.values == 0) > 1 / 2 and any(len(steps) > 2 for steps, _ in state.evidence.arrivals.values()):
+        del state.series["step_time_s"]
+        time_by_arrivals(state)
         return
     stamps = state.evidence.arrivals.get(times.source.path)
     if stamps is None or len(stamps[0]) < 2 or len(times.steps) < 2:

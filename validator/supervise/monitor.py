@@ -276,9 +276,9 @@ class Monitor:
     def is_to_be_ended(self) -> bool:
         """Whether the run is one that validator ends, and all its steps are written.
 
-        Until the next row comes, the trainer may be ending by itself, and then its exit code counts: it has the time of
-        three rows, 2 s at the least. Where the steps are all that it does, give or take a tenth, it is left alone: 10 s,
-        and as long as it idles from then on, for which the watchdog has its own limit.
+        Until the next row comes, the trainer may be ending by itself, and then its exit code counts: it has the time
+        of three rows, 2 s at the least. Where the steps are all that it does, give or take a tenth, it is left alone:
+        10 s, and as long as it idles from then on, for which the watchdog has its own limit.
         """
         if self._count is None or not self._count.done:
             return False

@@ -310,6 +310,30 @@ def test_a_loss_of_validation_that_rises_while_that_of_training_falls(
 
 
 @pytest.mark.parametrize(
+    ("losses", "code", "severity"),
+    [
+        ([0.945, 0.997, 1.194, 1.254, 1.290, 1.311, 1.325, 1.329], "diverging", "warning"),
+        ([0.9, 0.5, 0.52, 0.6, 0.66, 0.7], "diverging", "warning"),
+        ([0.9, 0.5, 0.52, 0.54, 0.56, 0.58], "diverging", None),  # by less than a quarter
+        ([0.9, 0.5, 0.8, 0.6, 0.55, 0.7], "diverging", None),  # up and down
+        ([0.9, 0.8, 0.5, 0.7, 0.8], "diverging", None),  # too few
+        ([0.9, 0.7, 0.6, 0.52, math.nan, math.nan, math.nan, math.nan], "nonfinite-values", "veto"),
+        ([0.9, math.nan, math.nan, math.nan, math.nan], "nonfinite-values", None),
+        ([0.9, 0.8, math.nan, math.nan, math.nan, 0.7], "nonfinite-values", None),
+    ],
+)
+def test_a_few_evaluations_show_that_the_loss_rises_or_is_gone(
+    tmp_path: Path, losses: list[float], code: str, severity: str | None
+) -> None:
+    """A text learned by heart, and weights of NaN behind a filter of the logged loss, were GO without a word."""
+    folder = tmp_path / "r"
+    folder.mkdir()
+    rows = "".join(f"{20 * at},{loss}\n" for at, loss in enumerate(losses, 1))
+    (folder / "val.csv").write_text("step,val_loss\n" + rows)
+    assert found(tmp_path, falling()).get(code) == severity
+
+
+@pytest.mark.parametrize(
     ("ends", "severity"), [(20.0, "veto"), (120.0, "warning"), (190.0, None)], ids=["all lost", "half lost", "noise"]
 )
 def test_a_reward_that_falls_again(tmp_path: Path, ends: float, severity: str | None) -> None:

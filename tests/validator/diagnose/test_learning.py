@@ -46,6 +46,17 @@ def test_zero_grad(tmp_path: Path) -> None:
         ({"losses": [4.0 + 0.01 * (i % 3) for i in range(60)], "lr": [0.0] * 60}, "veto"),
         ({"losses": [4.0 - i / 50 for i in range(60)], "lr": [0.0] * 60}, "info"),  # 3e-06 in four decimals
         ({"losses": [4.0 + 0.01 * (i % 3) for i in range(60)], "lr": [0.0] * 59 + [1e-9]}, None),
+        # Off behind the warm-up: GO, with bounds from a run of its own.
+        ({"losses": [4.0 + 0.01 * (i % 3) for i in range(60)], "lr": [1e-3] * 20 + [0.0] * 40}, "veto"),
+        ({"losses": [4.0 - i / 50 for i in range(60)], "lr": [1e-3] * 20 + [0.0] * 40}, "info"),
+        ({"losses": [4.0 + 0.01 * (i % 3) for i in range(60)], "lr": [1e-3] * 40 + [0.0] * 20}, None),
+        (
+            {
+                "losses": [4.0 + 0.01 * (i % 3) for i in range(60)],
+                "lr": [10 ** (-3 - i / 6) for i in range(20)] + [0.0] * 40,
+            },
+            None,
+        ),
     ],
 )
 def test_nothing_learned(tmp_path: Path, columns: dict[str, list[float]], severity: str | None) -> None:

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
 from tests.validator.ingest.folders import START_S, write_arrivals, write_csv
+from validator.diagnose.stalls import _beside_evaluations
+from validator.model.result import Series, SourceFile
 from validator.model.verdict import Finding
 
 N = 240
@@ -49,6 +52,7 @@ def printed(tmp_path: Path, seconds: Sequence[float], columns: str, row: Callabl
 
 
 CPU = "host_cpu_pct,host_other_cpu_pct"
+LOG = SourceFile(path="log", sha256="", bytes=0)
 
 
 def test_a_pause_at_every_seventh_step(tmp_path: Path) -> None:
@@ -249,6 +253,20 @@ def test_pauses_that_the_log_names_are_information(tmp_path: Path) -> None:
     assert everywhere.severity == "warning"
     elsewhere = alone(tmp_path / "d", slow, {step + 5: "checkpoint written" for step in at if step + 5 <= N})
     assert elsewhere["periodic-stall"].severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "meant"), [(range(50, 400, 50), True), (range(20, 400, 50), False), (range(1, 400, 2), False)]
+)
+def test_pauses_where_a_loss_of_the_validation_is_written_are_meant(evaluated: range, meant: bool) -> None:
+    """Where a log is read as records no line names them: a healthy trainer had a warning for its evaluations."""
+
+    def series(name: str) -> Series | None:
+        steps = {"loss": range(5, 401, 5), "val_loss": evaluated}.get(name)
+        return None if steps is None else Series(name, "", np.array(steps), np.ones(len(steps)), LOG)
+
+    pauses = np.array([51, 105, 155, 205, 255, 305, 353])
+    assert _beside_evaluations(SimpleNamespace(series=series), pauses) is meant  # type: ignore[arg-type]
 
 
 def test_a_period_that_somebody_set_is_information_in_a_log_by_itself(tmp_path: Path) -> None:

@@ -97,3 +97,15 @@ def test_of_several_losses_beside_a_step_its_own_name_counts() -> None:
     found = line_pattern(pattern).read(lines[3])
     assert found is not None
     assert found.values["loss"] == pytest.approx(2.5)
+
+
+def test_a_loss_of_the_validation_in_the_same_line_is_read() -> None:
+    """It rose by half while that of the training fell, and nothing said so."""
+    lines = [f"[{i}]\ttrain-logloss:{fall(i):.5f}\tvalid-logloss:{0.6 + i / 50:.5f}" for i in range(12)]
+    pattern = inferred_pattern(lines)
+    assert pattern is not None
+    found = line_pattern(pattern).read(lines[10])
+    assert found is not None
+    assert found.values["val_loss"] == pytest.approx(0.8)
+    now_and_then = [line if i % 2 else line.split("\tvalid")[0] for i, line in enumerate(lines)]
+    assert inferred_pattern(now_and_then) == r"\[{step}\]\s+train\-logloss:{loss}"

@@ -184,3 +184,13 @@ def test_a_printed_pace_that_is_the_mean_since_the_start_gives_way_to_the_stamps
     assert float(found.values[-100:].mean()) == pytest.approx(0.1, rel=0.02)
     assert float(found.values[50:150].mean()) == pytest.approx(0.05, rel=0.02)
     assert found.source.path == ("arrivals.jsonl" if mean else "logs/stdout.log")
+
+
+def test_a_time_of_0_is_no_time(tmp_path: Path) -> None:
+    """Seconds that were printed as milliseconds: `0.0 ms` held any bound from above, and the clock was not asked."""
+    lines = [f"step {i} loss {3 - i / 100:.3f} time {0.02 + i % 2 / 100:.1f} ms" for i in range(1, 61)]
+    write_logs(tmp_path, stdout="\n".join(lines) + "\n")
+    write_arrivals(tmp_path, [0.02] * 60, source="logs/stdout.log")
+    metrics = TrainerMetrics(stdout="step {step} loss {loss} time {step_time_ms} ms")
+    found = collect_run(spec(metrics=metrics, out="."), run_dir=tmp_path, outcome=outcome()).series["step_time_s"]
+    assert (found.source.path, float(np.median(found.values))) == ("arrivals.jsonl", pytest.approx(0.02))
