@@ -9,10 +9,13 @@ from validator.diagnose.settings import stated_unclearly
 from validator.judge.config import obeyed_text, unreported
 from validator.judge.data import by_own_word
 from validator.model.arguments import is_seed, may_show_at_first, settings_in, stated_tokens
+from validator.model.catalogue import METRICS
 from validator.model.settings import flat_name
 from validator.stats.clock import FITS, OWN_WORD
+from validator.stats.means import fell
 from validator.text import listed
 
+_FALLING_ROWS = 20
 _NAMED = 6
 """Settings that a sentence names; those that the first losses show come first."""
 
@@ -70,11 +73,20 @@ def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
         if lacks
     ]
     if missing:
+        falling = [] if run.series("loss") is not None else _that_fall(run)
+        named = f" One of these falls as a loss does: {listed(falling)}; trainer.metrics.names says so (loss: ITS KEY)."
         yield Diagnosis(
             f"Not judged, since the trainer does not write it: {'; '.join(missing)}.",
             because=[evidence(text) for text in missing],
-            next_step="Let the trainer write these fields (docs/own-trainer.md) where the answer matters.",
+            next_step="Let the trainer write these fields (docs/own-trainer.md) where the answer matters."
+            + (named if falling else ""),
         )
+
+
+def _that_fall(run: RunFacts) -> list[str]:
+    """Series of the trainer's own names that fall, as a loss does: up to three."""
+    own = (one for name, one in run.result.series.items() if name not in METRICS and not name.startswith("telemetry."))
+    return [one.name for one in own if len(one.values) >= _FALLING_ROWS and fell(one.values.tolist())][:3]
 
 
 @rule("clock-unverified", "info", of="validation")

@@ -34,7 +34,7 @@ _FILE_READERS = ("lightning", "jsonl", "tensorboard", "wandb-offline", "mlflow-l
 
 _CORE = ("loss", "step_time_s", "toks_per_s", "samples_per_s")
 _MAX_FILES = 20_000
-_RECORD_SUFFIXES, _MAX_FIRST = (".jsonl", ".ndjson", ".json"), 1 << 16
+_RECORD_SUFFIXES, _MAX_FIRST, _FIRST_RECORDS = (".jsonl", ".ndjson", ".json"), 1 << 16, 3
 _MAX_LINE = 500
 _OURS = (ARRIVALS_FILE, "logs/stdout.log", "logs/stderr.log")
 
@@ -178,7 +178,9 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
     """Each way that may fit: `trainer.metrics`, what it reads, whether it is guessed, whether a row is an epoch."""
     with reading_below(out):
         logs = find_logs(out)
-        tables = [path for path in grown_files(out) if Path(path).suffix == ".csv" and has_steps(out / path)]
+        grown = grown_files(out)
+        tables = [path for path in grown if Path(path).suffix == ".csv" and has_steps(out / path)]
+        events = [path for path in grown if ".tfevents." in path]
         known = recognized(logs.printed)
         guess = None if known is not None else next(filter(None, map(inferred, logs.printed)), None)
     where = "what rank 0 prints" if logs.rank_out else "what it prints"
@@ -187,6 +189,9 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
     for table in tables:
         yield {"csv": table}, f"the table {table}", False, False
     for name in _FILE_READERS:
+        # Event files that are not of one of its versions are another trainer's, who prints no bar of Lightning.
+        if name == "lightning" and known is None and events and not any("version_" in path for path in events):
+            continue
         yield {"reader": [name]}, f"the files that the reader {name} knows", False, False
     if known is not None:
         path, recipe = known
@@ -320,21 +325,31 @@ def unread_loss(reading: TrialReading, out: Path) -> str:
     return ""
 
 
-def unread_records(out: Path) -> str:
-    """Which keys JSON lines have that were read as no steps, as a sentence with what to write; empty without any."""
-    for path in grown_files(out):
-        if Path(path).suffix not in _RECORD_SUFFIXES:
+def unread_records(out: Path, outside: Iterable[str] = ()) -> str:
+    """Which keys JSON lines have that were read as no steps, as a sentence with what to write; empty without any.
+
+    `outside` are files of the working folder that the trainer wrote to.
+    """
+    for folder, path in (*((out, path) for path in grown_files(out)), *((Path.cwd(), path) for path in outside)):
+        if Path(path).suffix not in _RECORD_SUFFIXES or Path(path).name == ARRIVALS_FILE:
             continue
-        with suppress(OSError, ValueError), Tree(out) as tree, tree.open(path) as file:
-            record = parse_json(file.readline(_MAX_FIRST))
-            numbers = record.items() if isinstance(record, dict) else ()
-            keys = [key for key, value in numbers if isinstance(value, (int, float))]
+        with suppress(OSError, ValueError), Tree(folder) as tree, tree.open(path) as file:
+            first = [parse_json(line) for line in islice(iter(lambda: file.readline(_MAX_FIRST), b""), _FIRST_RECORDS)]
+            keys = max((list(_number_keys(one)) for one in first), key=len)  # a header has fewer, or none
             if keys:
                 return (
                     f"{path} has lines with the keys {listed(keys, most=8)}, and none that is known to count steps; "
                     "write metrics: {reader: jsonl, names: {step: KEY, loss: KEY}}, or no_loss: true in place of a loss"
                 )
     return ""
+
+
+def _number_keys(record: object, above: str = "") -> Iterator[str]:
+    """Keys of numbers, those of nested objects joined by `/`, as the reader has them."""
+    for key, value in record.items() if isinstance(record, dict) else ():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{above}{key}"
+        yield from _number_keys(value, f"{above}{key}/")
 
 
 def _naming(key: str, fix: str) -> str:

@@ -333,6 +333,7 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
         failed = outcome.reason == "exited" and outcome.rc != 0
         if best is None and failed:
             raise _failure(command, outcome, out)
+        strays = tuple(grown_files(Path.cwd(), before))
         return WatchedCommand(
             command=_counting_as(best, command),
             reading=best,
@@ -343,9 +344,9 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
             lines=tuple(first_lines(out)),
             printed=count_lines(out),
             ended=outcome.exited_well,
-            unread=unread_records(out) if best is None else unread_loss(best, out),
+            unread=unread_records(out, strays) if best is None else unread_loss(best, out),
             files=tuple(grown_files(out)),
-            outside=tuple(grown_files(Path.cwd(), before)),
+            outside=strays,
             total=None if best is None else _own_total(watcher, best, ended=outcome.exited_well),
             most=None if best is None else watcher.most(best, ended=outcome.exited_well),
             limit=None if best is None else _limit(watcher, best, ended=outcome.exited_well),

@@ -160,8 +160,9 @@ class Trainer(Frozen):
         "trainer",
         description="What ends a run. `trainer`: it does, by the number of steps that it is given. `at_steps`: it has "
         "no such setting, and validator ends it with SIGTERM once the steps are written, which is a normal end. Rows "
-        "behind them do not count. Where they are all that it does (`max_steps`), it has 10 s to end by itself, and "
-        "its exit code counts; where it idles then, the watchdog says that it hangs.",
+        "behind them do not count. Until its next row comes it may end by itself, and then its exit code counts. Where "
+        "they are all that it does (`max_steps`, give or take a tenth), it has 10 s for that; where it idles then, the "
+        "watchdog says that it hangs.",
     )
     max_steps: Count | None = Field(
         None,

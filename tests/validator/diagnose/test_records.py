@@ -250,6 +250,17 @@ def test_a_rank_that_writes_boot_alone_misses_nothing(tmp_path: Path) -> None:
     assert found["not-judged"].severity == "info"
 
 
+def test_what_falls_as_a_loss_does_is_offered_as_one(tmp_path: Path) -> None:
+    """Of a trainer that calls its loss `contrastive/info_nce`, nothing said how to have it judged."""
+    falls, level = [5 - 3 * i / 60 for i in range(60)], [0.9 + 0.01 * (i % 3) for i in range(60)]
+    folder = healthy(tmp_path / "r", info_nce=falls, top1=level)
+    path = folder / "training.csv"
+    path.write_text(path.read_text().replace("loss", "other", 1))
+    said = of_run(folder)["not-judged"].next_step
+    assert "info_nce" in said
+    assert "top1" not in said
+
+
 def test_a_rate_that_is_no_number_is_damage(tmp_path: Path) -> None:
     rates = [*steady(30), float("nan"), *steady(29)]
     finding = of_run(healthy(tmp_path / "r", rates=rates))["damaged-evidence"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def test_records_whose_steps_are_not_known_are_shown_with_their_keys(tmp_path: P
     assert said in list(replace(watched("t.py", None), unread=said).hints())
     (tmp_path / "progress.jsonl").write_text("[1, 2]\n{")
     assert unread_records(tmp_path) == ""
+
+
+def test_nested_keys_of_records_outside_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a header, by a trainer whose own settings name its folder: the advice was a pattern for what it prints."""
+    monkeypatch.chdir(tmp_path)
+    header, row = {"config": {"lr": 0.1}, "ok": True}, {"progress": {"tick": 1}, "objective": {"eps_mse": 0.4}}
+    (tmp_path / "telemetry.jsonl").write_text("\n".join(map(json.dumps, (header, row, row))) + "\n")
+    said = unread_records(tmp_path / "out", ["telemetry.jsonl"])
+    assert "telemetry.jsonl has lines with the keys progress/tick, objective/eps_mse, and none" in said
 
 
 def test_a_trainer_that_logs_no_loss_and_no_pace_is_read(tmp_path: Path) -> None:
