@@ -28,9 +28,8 @@ _DROP_SHARE = 0.10
 """Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
 
 OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
-_FEW_EVALUATIONS, _NEARLY_EACH = 5, 0.8
-"""Evaluations of which nearly each is higher than the one before; five are so by chance once in 120 times, and then by
-less than a quarter."""
+_FEW_EVALUATIONS, _NEARLY_EACH, _EVALUATION_NOISE = 5, 0.8, 8.0
+"""Evaluations of which nearly each is higher than the one before, and the rise in units of their noise."""
 
 _REWARD = re.compile(
     r"(?:^|_)(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
@@ -195,7 +194,8 @@ def _risen_since(validation: Series) -> tuple[float, float, int, int] | None:
     if len(values) >= _MIN_ROWS or len(behind) < _FEW_EVALUATIONS or np.mean(np.diff(behind) > 0) < _NEARLY_EACH:
         return None
     low, high, at = float(behind[0]), float(behind[-1]), int(steps[lowest])
-    return None if high - low < _RISE_SHARE * abs(low) else (low, high, at, at)
+    bent = float(np.sqrt(np.mean(np.diff(behind, 2) ** 2) / 6))  # a row's scatter, as of a straight line
+    return None if high - low < max(_RISE_SHARE * abs(low), _EVALUATION_NOISE * bent) else (low, high, at, at)
 
 
 def _at_its_minimum(loss: Series) -> bool:
