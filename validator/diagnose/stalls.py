@@ -113,7 +113,9 @@ def _by_rhythm(stalls: _Stalls, steps: Steps) -> Iterator[_Stalls]:
 def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None, what: str) -> Diagnosis | None:
     """What stalls at the steps `at [k]` are; None where they are declared, cost nothing, or are a busy machine's."""
     period = _roundest(*stalls.between) if stalls.between else _period(at, stalls.since, stalls.slack)
-    hiccups = path is None or float(np.median(stalls.extra_s)) < _MIN_STALL_S
+    # Of two stamps side by side one may be late by the time between stamps, and the next one not.
+    shortest_s = 2 * STAMP_S if _by_stamps(run) else _MIN_STALL_S
+    hiccups = path is None or float(np.median(stalls.extra_s)) < shortest_s
     if period is None and (hiccups or stalls.lost < _LOST_WARNING / 2):
         return None  # a busy machine delays a step, or the writing of a record, by milliseconds now and then
     if len(at) < _MIN_REGULAR and float(np.median(stalls.extra_s)) < _MIN_STALL_S:
@@ -145,6 +147,14 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
     )
 
 
+def _by_stamps(run: RunFacts) -> bool:
+    """Whether the time of a step is that between the stamps of two lines."""
+    times = run.series("step_time_s")
+    if times is None:
+        return False
+    return times.source.path.endswith(ARRIVALS_FILE) or (times.clock is not None and times.clock.by_arrival)
+
+
 def _growth(extra_s: Floats) -> float:
     """Times as long that the last pauses take as the first ones, by a third of them each; 1 for fewer than six."""
     third = len(extra_s) // 3
@@ -170,8 +180,7 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, Floats, Floats,
         timed = run.series("step_time_s") is not None
         seconds = times if timed else times * _seconds_per_unit(run, steps, times)
         covered, source = covered_steps(steps), run.source(_TIMES[not timed])
-        stamped = source is not None and source.endswith(ARRIVALS_FILE)
-        least = _stamp_spacing(np.cumsum(seconds * covered)) if stamped else np.zeros(len(steps))
+        least = _stamp_spacing(np.cumsum(seconds * covered)) if timed and _by_stamps(run) else np.zeros(len(steps))
         yield steps[late], (seconds * covered)[late], covered[late], least[late], source, ""
     steps, seconds = step_ends(run.result)
     if len(steps) > 2 and not run.irregular("clock-jump") and not run.evidence.resumed_s:
@@ -237,6 +246,8 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
         here, elsewhere = (np.isin(some, places.pauses).mean() if some.size else 0.0 for some in (at, usual))
         if here >= _EVEN and elsewhere <= _EVEN / 2:
             return " The log names a validation, a checkpoint or the end of an epoch there."
+        if at.size and np.isin(at, [first for _, first in places.epochs]).mean() >= _EVEN:
+            return " They are where one epoch ends and the next begins."
     if _beside_evaluations(run, at):
         return " The trainer writes a loss of the validation there."
     if period is not None and period % _SET_PERIOD == 0 and not run.planned:

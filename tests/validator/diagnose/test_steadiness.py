@@ -16,8 +16,8 @@ import pytest
 
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
 from tests.validator.ingest.folders import START_S, write_arrivals, write_csv
-from validator.diagnose.stalls import _beside_evaluations
-from validator.model.result import Series, SourceFile
+from validator.diagnose.stalls import _beside_evaluations, _reason_if_meant
+from validator.model.result import PrintedPlaces, Series, SourceFile
 from validator.model.verdict import Finding
 
 N = 240
@@ -152,6 +152,19 @@ def test_stamps_that_hold_two_rows_or_three_show_no_pauses(tmp_path: Path, step_
     assert "periodic-stall" not in _stamped(tmp_path, seconds, apart_s=0.05)
 
 
+def test_a_stamp_that_is_late_by_one_is_no_pause(tmp_path: Path) -> None:
+    """A bar is redrawn every 0.1 s, and its stamps are taken every 0.05: a healthy run lost 9 % of its time so."""
+    draw = random.Random(7)
+    folder = tmp_path / "r"
+    write_csv(folder, [4096.0] * 240, losses=[4 + 2 / (i + 1) for i in range(240)])
+    (folder / "training.csv").write_text("\n".join(["step,loss", *(f"{6 * i},{4 + 2 / i}" for i in range(1, 121)), ""]))
+    gaps = [0.1508 if draw.random() < 0.15 else 0.1006 for _ in range(120)]
+    write_arrivals(folder, gaps, steps=range(6, 721, 6))
+    assert "periodic-stall" not in of_run(folder, steps=720)
+    write_arrivals(folder, [gap + 0.3 * (i % 20 == 19) for i, gap in enumerate(gaps)], steps=range(6, 721, 6))
+    assert "every 120 steps" in of_run(folder, steps=720)["periodic-stall"].message
+
+
 def test_a_pause_that_is_longer_than_between_two_stamps_is_seen(tmp_path: Path) -> None:
     seconds = [0.0205 + (0.3 if i % 60 == 0 else 0) for i in range(1, 601)]
     message = _stamped(tmp_path, seconds, apart_s=0.05)["periodic-stall"].message
@@ -267,6 +280,15 @@ def test_pauses_where_a_loss_of_the_validation_is_written_are_meant(evaluated: r
 
     pauses = np.array([51, 105, 155, 205, 255, 305, 353])
     assert _beside_evaluations(SimpleNamespace(series=series), pauses) is meant  # type: ignore[arg-type]
+
+
+def test_pauses_where_an_epoch_begins_are_meant() -> None:
+    """A bar begins again there, whatever stands between: a table of the validation, say."""
+    steps = np.arange(5, 401, 5)
+    places = PrintedPlaces(steps, steps, steps[:0], epochs=((80, 85), (160, 165), (240, 245), (320, 325)))
+    run = SimpleNamespace(evidence=SimpleNamespace(places=places), series=lambda name: None, planned=True)
+    assert _reason_if_meant(run, np.array([85, 165, 245, 325]), 80).startswith(" They are where one epoch ends")  # type: ignore[arg-type]
+    assert _reason_if_meant(run, np.array([50, 85, 120, 155]), 35) == ""  # type: ignore[arg-type]
 
 
 def test_a_period_that_somebody_set_is_information_in_a_log_by_itself(tmp_path: Path) -> None:
