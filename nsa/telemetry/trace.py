@@ -114,31 +114,27 @@ def summarize_trace(events: Iterable[Any], *, on_cuda: bool, timed_steps: Sequen
 
 def _gpu_record(kernels: list[Kernel], steps: Spans) -> dict[str, Any]:
     """What a GPU did in `steps`, each of which is over on the GPU before the next one begins on the host."""
-    ends = [*(start for start, _ in steps[1:]), math.inf]
-    of_steps = [
-        _gpu_shares([kernel for kernel in kernels if start <= kernel[1][0] < until], (start, end))
-        for (start, end), until in zip(steps, ends, strict=True)
-    ]
     times: dict[str, list[float]] = defaultdict(list)
     for name, (start, end) in kernels:
         times[name].append(end - start)
-    shares = {name: round(statistics.median(one[name] for one in of_steps), 4) for name in of_steps[0]}
+    walls_us, shares = [], []
+    for (start, end), until in zip(steps, [*(start for start, _ in steps[1:]), math.inf], strict=True):
+        own = [kernel for kernel in kernels if start <= kernel[1][0] < until]
+        walls_us.append(max(max([end, *(last for _, (_, last) in own)]) - start, 1.0))
+        shares.append(_gpu_shares(own, walls_us[-1]))
     return {
-        "wall_ms": round(sum(one["wall_ms"] for one in of_steps), 3),
-        **{name: share for name, share in shares.items() if name != "wall_ms"},
+        "wall_ms": round(sum(walls_us) / 1e3, 3),
+        **{name: round(statistics.median(one[name] for one in shares), 4) for name in shares[0]},
         "top_kernels": _top(times),
     }
 
 
-def _gpu_shares(kernels: list[Kernel], step: tuple[float, float]) -> dict[str, float]:
-    """Shares over the time from a step's begin on the host to its last kernel's end, and that time."""
-    spans = [span for _, span in kernels]
-    wall_us = max(max(end for _, end in [step, *spans]) - step[0], 1.0)
+def _gpu_shares(kernels: list[Kernel], wall_us: float) -> dict[str, float]:
+    """Shares of a step that took `wall_us`, from its begin on the host to its last kernel's end."""
     comm = [span for name, span in kernels if _COMMUNICATION.search(name)]
     compute = [span for name, span in kernels if not _COMMUNICATION.search(name)]
-    busy_us, comm_us = covered_us(spans), covered_us(comm)
+    busy_us, comm_us = covered_us([*comm, *compute]), covered_us(comm)
     return {
-        "wall_ms": wall_us / 1e3,
         "gpu_busy_share": busy_us / wall_us,
         "exposed_comm_share": (comm_us - overlap_us(comm, compute)) / wall_us,
         "host_bound_share": 1 - busy_us / wall_us,

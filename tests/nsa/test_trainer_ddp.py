@@ -116,7 +116,7 @@ from nsa.train import main
 start = Instruments._start
 
 def late(self):
-    time.sleep(1.0 * int(os.environ["RANK"]))
+    time.sleep(2.5 * int(os.environ["RANK"]))
     return start(self)
 
 Instruments._start = late
@@ -131,7 +131,7 @@ def test_a_rank_whose_profiler_starts_late_costs_the_others_no_time_of_a_traced_
     script, out = tmp_path / "late.py", tmp_path / "out"
     script.write_text(LATE)
     assert start_ranks(out, "--steps", "6", "--profile-steps", "1", program=str(script)).wait() == [0, 0]
-    assert json.loads((out / "trace" / "summary.json").read_text())["wall_ms"] < 800
+    assert json.loads((out / "trace" / "summary.json").read_text())["wall_ms"] < 2000
 
 
 def test_waiting_is_that_for_gradients_and_that_for_the_control_message(

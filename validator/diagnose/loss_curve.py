@@ -27,7 +27,7 @@ _RISE_SHARE = 0.25
 _DROP_SHARE = 0.10
 """Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
 
-OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
+_OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
 _FEW_EVALUATIONS, _NEARLY_EACH, _EVALUATION_NOISE = 5, 0.8, 8.0
 """Evaluations of which nearly each is higher than the one before, and the rise in units of their noise."""
 
@@ -103,7 +103,7 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
     if not run.training or (loss is not None and _risen(loss) is not None):
         return
     for name, series in run.result.series.items():
-        if name in OF_VALIDATION and (risen := _risen(series) or _risen_since(series)) is not None:
+        if name in _OF_VALIDATION and (risen := _risen(series) or _risen_since(series)) is not None:
             low, high, at, since = risen
             yield _diverges(
                 f"{name} rises from {format_number(low)} near step {since} to {format_number(high)} at the end, while "

@@ -28,6 +28,7 @@ _FIRST_ROWS = 5
 """First rows in which a number must be finite: what is not measured in each row, or not yet, is written as NaN too."""
 
 _FIRST_EVALUATIONS = 2
+"""The same of a loss that is never finite again: an evaluation has few rows."""
 
 _OF_LOSS = re.compile(
     r"(?i)loss|perplexity|(?<![a-z])(?:nll|bce|ce|mse|kl|kld|elbo|rec|recon\w*|ppl|grad\w*|norm|entropy)(?![a-z])"
@@ -153,7 +154,6 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
         own = name.startswith("telemetry.") or _OF_SPEED.search(name)
         if own or few or at[-1] < 0.75 * bad.size:
             continue
-        # An evaluation has few rows: a loss that was measured twice and never again.
         lost = bool(_OF_LOSS.search(name)) and at[0] >= _FIRST_EVALUATIONS and at.size == bad.size - at[0]
         if at[0] < _FIRST_ROWS and not lost:
             continue

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.contention import crowding
-from validator.diagnose.loss_curve import OF_VALIDATION
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, rule
 from validator.diagnose.turns import MIN_TURNS, SLOW, Turns, turns_of_even_rows, turns_of_uneven_rows
 from validator.ingest.clock import ARRIVALS_FILE
-from validator.model.result import Floats, Steps
+from validator.model.result import Floats, Series, Steps
 from validator.stats.clock import STAMP_S, STAMP_SHARE, clock_for, step_ends, timestamps
 from validator.stats.spacing import covered_steps, even_rows, joined
 from validator.stats.window import MIN_ROWS, Level
@@ -249,16 +248,15 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
         if at.size and np.isin(at, [first for _, first in places.epochs]).mean() >= _EVEN:
             return " They are where one epoch ends and the next begins."
     if _beside_evaluations(run, at):
-        return " The trainer writes a loss of the validation there."
+        return " The trainer writes what a validation found there."
     if period is not None and period % _SET_PERIOD == 0 and not run.planned:
         return " A period like that is set: by a validation, a checkpoint or a part of the update."
     return ""
 
 
 def _beside_evaluations(run: RunFacts, at: Steps) -> bool:
-    """Whether pauses `at [k]` lie up to two rows behind one with a loss of the validation, and few other rows do."""
-    evaluated = next((found for name in OF_VALIDATION if (found := run.series(name)) is not None), None)
-    loss = run.series("loss")
+    """Whether pauses `at [k]` lie up to two rows behind one of a validation, and few other rows do."""
+    evaluated, loss = _recorded(run), run.series("loss")
     if evaluated is None or loss is None or len(loss.steps) < 2 or not len(evaluated.steps):
         return False
     near = 2 * float(np.median(np.diff(loss.steps)))
@@ -382,11 +380,15 @@ def _most_regular(steps: Steps) -> npt.NDArray[np.bool_] | None:
     return None
 
 
+def _recorded(run: RunFacts) -> Series | None:
+    """What a validation found: its loss, or else whatever is written of it."""
+    series = run.result.series
+    return series.get("val.loss") or next((series[name] for name in series if name.startswith(("val.", "val_"))), None)
+
+
 def _is_declared(run: RunFacts, steps: Steps, periods: Collection[int]) -> bool:
     """Whether the pauses are those of a validation or a checkpoint, by val.csv or by a setting with a cadence."""
-    recorded = run.result.series.get("val.loss") or next(
-        (one for name, one in run.result.series.items() if name.startswith(("val.", "val_"))), None
-    )
+    recorded = _recorded(run)
     # A step's own row may hold the pause before it or after it.
     beside = [] if recorded is None else [recorded.steps - 1, recorded.steps, recorded.steps + 1]
     if recorded is not None and np.isin(steps, beside).mean() >= _EVEN:

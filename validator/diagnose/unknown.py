@@ -16,6 +16,8 @@ from validator.stats.means import fell
 from validator.text import listed
 
 _FALLING_ROWS = 20
+"""Rows of a series from which it may be taken for a loss because it falls."""
+
 _NAMED = 6
 """Settings that a sentence names; those that the first losses show come first."""
 

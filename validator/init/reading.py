@@ -17,6 +17,7 @@ from validator.files import Tree, reading_below
 from validator.ingest import collect_run
 from validator.ingest.clock import ARRIVALS_FILE
 from validator.ingest.logs import find_logs, inferred, log_lines, recognized
+from validator.ingest.readers.rows import as_number, leaves
 from validator.ingest.table import has_steps
 from validator.ingest.text_logs import find_text_log, of_lowest_ranks, whole_name
 from validator.model.metrics import FED_LOGS
@@ -334,22 +335,16 @@ def unread_records(out: Path, outside: Iterable[str] = ()) -> str:
         if Path(path).suffix not in _RECORD_SUFFIXES or Path(path).name == ARRIVALS_FILE:
             continue
         with suppress(OSError, ValueError), Tree(folder) as tree, tree.open(path) as file:
-            first = [parse_json(line) for line in islice(iter(lambda: file.readline(_MAX_FIRST), b""), _FIRST_RECORDS)]
-            keys = max((list(_number_keys(one)) for one in first), key=len)  # a header has fewer, or none
+            lines = [line for _ in range(_FIRST_RECORDS) if (line := file.readline(_MAX_FIRST)).endswith(b"\n")]
+            records = [one for line in lines if isinstance(one := parse_json(line), dict)]
+            found = ([key for key, value in leaves(one) if as_number(value) is not None] for one in records)
+            keys = max(found, key=len, default=[])  # a header has fewer, or none
             if keys:
                 return (
                     f"{path} has lines with the keys {listed(keys, most=8)}, and none that is known to count steps; "
                     "write metrics: {reader: jsonl, names: {step: KEY, loss: KEY}}, or no_loss: true in place of a loss"
                 )
     return ""
-
-
-def _number_keys(record: object, above: str = "") -> Iterator[str]:
-    """Keys of numbers, those of nested objects joined by `/`, as the reader has them."""
-    for key, value in record.items() if isinstance(record, dict) else ():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield f"{above}{key}"
-        yield from _number_keys(value, f"{above}{key}/")
 
 
 def _naming(key: str, fix: str) -> str:

@@ -23,7 +23,7 @@ from validator.model.verdict import (
 )
 from validator.text import format_duration, format_percent, listed
 
-SHORT_RUN_S = 120.0
+_SHORT_RUN_S = 120.0
 """Of the longest run: from here on a GO says nothing of its length. Leaks and drift take minutes to show."""
 
 
@@ -146,9 +146,10 @@ def _unseen(phases: Sequence[PhaseReport], findings: Sequence[Finding]) -> str:
             "it checked."
         )
     trained = [(took_s, one.id) for one in phases for run in one.runs if (took_s := _trained_s(run)) is not None]
-    if trained and max(trained)[0] < SHORT_RUN_S:
+    if trained and max(trained)[0] < _SHORT_RUN_S:
         took_s, longest = max(trained)
-        said += f" The longest run ({longest}) took {format_duration(took_s)}: what takes longer to show was not seen."
+        said += f" The longest run ({longest}) took {format_duration(took_s)}: leaks and drifts that take minutes are "
+        said += "not covered."
     backwards = [one for one in findings if one.code == "wrong-way-bound" and one.severity == "warning"]
     said += "".join(f" But {one.message}" for one in backwards)
     costly = [one for one in findings if one.costly]

@@ -274,19 +274,24 @@ def test_pauses_that_the_log_names_are_information(tmp_path: Path) -> None:
 def test_pauses_where_a_loss_of_the_validation_is_written_are_meant(evaluated: range, meant: bool) -> None:
     """Where a log is read as records no line names them: a healthy trainer had a warning for its evaluations."""
 
-    def series(name: str) -> Series | None:
-        steps = {"loss": range(5, 401, 5), "val_loss": evaluated}.get(name)
-        return None if steps is None else Series(name, "", np.array(steps), np.ones(len(steps)), LOG)
-
-    pauses = np.array([51, 105, 155, 205, 255, 305, 353])
-    assert _beside_evaluations(SimpleNamespace(series=series), pauses) is meant  # type: ignore[arg-type]
+    series = {
+        name: Series(name, "", np.array(steps), np.ones(len(steps)), LOG)
+        for name, steps in (("loss", range(5, 401, 5)), ("val_loss", evaluated))
+    }
+    run = SimpleNamespace(series=series.get, result=SimpleNamespace(series=series))
+    assert _beside_evaluations(run, np.array([51, 105, 155, 205, 255, 305, 353])) is meant  # type: ignore[arg-type]
 
 
 def test_pauses_where_an_epoch_begins_are_meant() -> None:
     """A bar begins again there, whatever stands between: a table of the validation, say."""
     steps = np.arange(5, 401, 5)
     places = PrintedPlaces(steps, steps, steps[:0], epochs=((80, 85), (160, 165), (240, 245), (320, 325)))
-    run = SimpleNamespace(evidence=SimpleNamespace(places=places), series=lambda name: None, planned=True)
+    run = SimpleNamespace(
+        evidence=SimpleNamespace(places=places),
+        series=lambda name: None,
+        planned=True,
+        result=SimpleNamespace(series={}),
+    )
     assert _reason_if_meant(run, np.array([85, 165, 245, 325]), 80).startswith(" They are where one epoch ends")  # type: ignore[arg-type]
     assert _reason_if_meant(run, np.array([50, 85, 120, 155]), 35) == ""  # type: ignore[arg-type]
 

@@ -32,7 +32,7 @@ def test_nested_keys_of_records_outside_are_shown(tmp_path: Path, monkeypatch: p
     """Behind a header, by a trainer whose own settings name its folder: the advice was a pattern for what it prints."""
     monkeypatch.chdir(tmp_path)
     header, row = {"config": {"lr": 0.1}, "ok": True}, {"progress": {"tick": 1}, "objective": {"eps_mse": 0.4}}
-    (tmp_path / "telemetry.jsonl").write_text("\n".join(map(json.dumps, (header, row, row))) + "\n")
+    (tmp_path / "telemetry.jsonl").write_text("\n".join(map(json.dumps, (header, row, row))) + '\n{"progress"')
     said = unread_records(tmp_path / "out", ["telemetry.jsonl"])
     assert "telemetry.jsonl has lines with the keys progress/tick, objective/eps_mse, and none" in said
 

@@ -92,7 +92,7 @@ def record_row(
         fallback: the logger's own count, which is the step where the trainer logs none.
         step: the key that the runbook names for it.
     """
-    flat = dict(_leaves(record, ""))
+    flat = dict(leaves(record))
     found = step_key(flat) if step is None else step if step in flat else None
     key = found if found is not None else fallback
     count = None if key is None else as_number(flat.get(key))
@@ -109,12 +109,13 @@ def record_row(
 _DEPTH = 4
 
 
-def _leaves(record: Mapping[str, object], prefix: str, depth: int = 0) -> Iterator[tuple[str, object]]:
+def leaves(record: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Keys and values of a record, nested ones as `outer/inner`."""
     for key, value in record.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             if depth < _DEPTH:
-                yield from _leaves(value, f"{name}/", depth + 1)
+                yield from leaves(value, f"{name}/", depth + 1)
         else:
             yield name, value
 
