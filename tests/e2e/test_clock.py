@@ -31,7 +31,7 @@ trainer:
     stdout: 'step (?P<step>\d+) loss (?P<loss>[\d.]+) time (?P<step_time_ms>[\d.]+) ms'
 defaults: {{nproc: 0, timeout: 2m, warmup_steps: 10, extend: false, watchdog: {{interval: 1s}}}}
 phases:
-  - {{id: baseline, kind: train, steps: 110, accept: [toks_per_s.mean >= 10000]}}
+  - {{id: baseline, kind: train, steps: {steps}, accept: [toks_per_s.mean >= 10000]}}
 """
 
 
@@ -39,7 +39,7 @@ phases:
 def test_a_rate_holds_its_pauses_and_a_lie_is_named(cli, workdir: Path, scale: float) -> None:
     """50 ms a step and 20 ms a step of pauses: 14,000 tok/s, where the times alone say 20,000, or 200,000."""
     (workdir / "theirs.py").write_text(_TRAINER, encoding="utf-8")
-    (workdir / "book.yaml").write_text(_BOOK.format(scale=scale), encoding="utf-8")
+    (workdir / "book.yaml").write_text(_BOOK.format(scale=scale, steps=110), encoding="utf-8")
     cli("run", "book.yaml")
     result = result_of(workdir)
     vetoes = {one["code"] for one in result["findings"] if one["severity"] == "veto"}
@@ -51,3 +51,13 @@ def test_a_rate_holds_its_pauses_and_a_lie_is_named(cli, workdir: Path, scale: f
     cli("report", str(folder))
     again = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert criterion(again, "toks_per_s")["observed"] == criterion(result, "toks_per_s")["observed"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 10.0])
+def test_a_lie_by_a_factor_of_ten_is_named_in_three_seconds(cli, workdir: Path, scale: float) -> None:
+    (workdir / "theirs.py").write_text(_TRAINER, encoding="utf-8")
+    (workdir / "book.yaml").write_text(_BOOK.format(scale=scale, steps=50), encoding="utf-8")
+    cli("run", "book.yaml")
+    result = result_of(workdir)
+    vetoes = {one["code"] for one in result["findings"] if one["severity"] == "veto"}
+    assert (vetoes, scale == 1.0 or result["decision"] != "GO") == (set() if scale == 1.0 else {"unit-mismatch"}, True)

@@ -232,8 +232,10 @@ def _against_duration(run: RunFacts, claim: Claim) -> Diagnosis | None:
     """What was claimed against the time that the supervisor measured for everything, start-up included."""
     if run.outcome is None or claim.reading or not claim.source:
         return None
-    clock = clock_for(run.result, claim.source)
-    if clock is not None and best_reading(claim, clock, after_step=run.spec.warmup_steps)[1] is not None:
+    clock, found_ = clock_for(run.result, claim.source), None
+    if clock is not None:
+        claim, found_ = best_reading(claim, clock, after_step=run.spec.warmup_steps)
+    if found_ is not None and not found_.room:
         return None
     duration_s, claimed_s = run.outcome.duration_s, float(claim.seconds[1:].sum())
     if claimed_s <= _SLACK * duration_s + _SLACK_S:

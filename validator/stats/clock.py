@@ -19,6 +19,11 @@ FITS = (0.8, 1.25)
 """Median of claim over elapsed time outside of which a claim is not of this run."""
 
 _MIN_STAMPS, _MIN_SPAN_S, _MIN_STRETCHES = 10, 5.0, 5
+"""What a comparison needs to be exact. Of fewer stamps, or less time, it shows large factors alone."""
+
+_DELAY_S, _FEW = 1.0, 0.5
+"""How late a busy machine may stamp a row, and the room that fewer stamps than `_MIN_STAMPS` leave at least."""
+
 STAMP_S, STAMP_SHARE = 0.05, 1e-4
 """Minimum time between two of the validator's stamps, and the same as a share of the attempt's duration: some 60,000
 stamps in a day."""
@@ -35,6 +40,9 @@ share of that which may be left when it is read as one."""
 
 _PARTS, _MIN_PART = 8, 8
 """Parts of a run in which a claim is compared by itself, and stretches that each has at least."""
+
+_RISES = 0.9
+"""Share of the rows in which a time since the start rises; it falls where a trainer starts again."""
 
 HEARTBEAT = "the heartbeat's clock"
 
@@ -73,7 +81,8 @@ class ClockComparison:
     """A claim compared with a clock: the median over `stretches` of claimed over elapsed time, and both in all.
 
     `agreeing` is the share of the stretches in which they agree, `lowest` and `highest` are the ratios over the eighths
-    of them in which they are that.
+    of them in which they are that. `room` is what the elapsed time may be off by, as a share of it: 0 where the
+    comparison is exact. Where it is not, `lowest` and `highest` are the medians of the first and the second half.
     """
 
     ratio: float
@@ -85,10 +94,12 @@ class ClockComparison:
     stamps: int
     first_step: int
     last_step: int
+    room: float = 0.0
 
     def fits(self, *, whole: bool) -> bool:
-        """Whether the claim can be of this run."""
-        if FITS[0] <= self.ratio <= FITS[1]:
+        """Whether the claim can be of this run. A factor that is seen in a short time must hold in both its halves."""
+        seen = (self.ratio, self.lowest, self.highest) if self.room else (self.ratio,)
+        if max(seen) >= FITS[0] * (1 - self.room) and min(seen) <= FITS[1] * (1 + self.room):
             return True
         return not whole and self.ratio < FITS[0] and self.agreeing >= _AGREEING
 
@@ -118,37 +129,48 @@ def timestamps(result: Result) -> Iterator[Clock]:
             yield Clock(f"the column {name}", column.steps, column.values, own=False)
 
 
-def compare(claim: Claim, clock: Clock, *, after_step: int = 0) -> ClockComparison | None:
-    """The claim compared with the clock, behind step `after_step` where enough is left; None with too few stamps."""
+def compare(claim: Claim, clock: Clock, *, after_step: int = 0, exact: bool = True) -> ClockComparison | None:
+    """The claim compared with the clock, behind step `after_step` where enough is left; None with too few stamps.
+
+    Unless it must be `exact`, too few are those that cannot show any factor.
+    """
     usable = np.isfinite(claim.seconds)
     steps, claimed = claim.steps[usable], np.cumsum(claim.seconds[usable])
     if len(steps) < 2:
         return None
     inside = (clock.steps >= steps[0]) & (clock.steps <= steps[-1])
-    late = inside & (clock.steps >= after_step)
-    for chosen in (late, inside):
-        at, when = clock.steps[chosen], clock.seconds[chosen]
+    parts = [(clock.steps[one], clock.seconds[one]) for one in (inside & (clock.steps >= after_step), inside)]
+    for at, when in parts:
         if len(at) >= _MIN_STAMPS and when[-1] - when[0] >= _MIN_SPAN_S:
-            break
-    else:
-        return None
+            return _over_stretches(at, when, np.interp(at, steps, claimed), exact=True)
+    few = [] if exact else [(at, when) for at, when in parts if len(at) > _MIN_STRETCHES]
+    found = (_over_stretches(at, when, np.interp(at, steps, claimed), exact=False) for at, when in few)
+    return next((one for one in found if one is not None), None)
+
+
+def _over_stretches(at: Steps, when: Floats, claimed: Floats, *, exact: bool) -> ClockComparison | None:
+    """Stamps `when [n]` of the steps `at [n]` compared with the time that was `claimed [n]` up to each."""
     ends = _stretches(when)
-    gaps, claimed_gaps = np.diff(when[ends]), np.diff(np.interp(at[ends], steps, claimed))
+    gaps, claimed_gaps = np.diff(when[ends]), np.diff(claimed[ends])
     sound = gaps > 0  # a wall clock that was set back
     if sound.sum() < _MIN_STRETCHES:
         return None
-    ratios = claimed_gaps[sound] / gaps[sound]
-    parts = _of_parts(claimed_gaps[sound], gaps[sound])
+    gaps, claimed_gaps = gaps[sound], claimed_gaps[sound]
+    ratios, elapsed_s = claimed_gaps / gaps, float(gaps.sum())
+    halves = [float(np.median(half)) for half in np.array_split(ratios, 2)]
+    parts = _of_parts(claimed_gaps, gaps) if exact else halves
+    room = max(_DELAY_S / elapsed_s, 0.0 if len(at) >= _MIN_STAMPS else _FEW)
     return ClockComparison(
         ratio=float(np.median(ratios)),
         lowest=min(parts),
         highest=max(parts),
         agreeing=float(((ratios >= FITS[0]) & (ratios <= FITS[1])).mean()),
         claimed_s=float(claimed_gaps.sum()),
-        elapsed_s=float(gaps.sum()),
+        elapsed_s=elapsed_s,
         stamps=len(at),
         first_step=int(at[0]),
         last_step=int(at[-1]),
+        room=0.0 if exact else room,
     )
 
 
@@ -238,13 +260,13 @@ def best_reading(claim: Claim, clock: Clock, *, after_step: int = 0) -> tuple[Cl
     the time since the start; and a name such as `dt` says neither seconds nor milliseconds. The first of these that
     fits is taken; where none does, the claim stays as it is.
     """
-    plain = compare(claim, clock, after_step=after_step)
+    plain = compare(claim, clock, after_step=after_step, exact=False)
     if plain is None or plain.fits(whole=claim.whole):
         return claim, plain
     for reading, seconds in _readings(claim):
         other = replace(claim, seconds=seconds, reading=reading)
-        found = compare(other, clock, after_step=after_step)
-        if found is not None and FITS[0] <= found.ratio <= FITS[1]:
+        found = compare(other, clock, after_step=after_step, exact=False)
+        if found is not None and found.fits(whole=True):
             return other, found
     return claim, plain
 
@@ -270,6 +292,7 @@ def _readings(claim: Claim) -> Iterator[tuple[str, Floats]]:
     if not claim.whole and (covered[1:] > 1).any():
         yield "the time of all steps since the row before", each
     yield "the mean since the start", _of_running_mean(claim)
-    if not claim.whole:
+    if not claim.whole and (np.diff(each) >= 0).mean() >= _RISES:
         yield "the time since the start", np.diff(each, prepend=0.0)
+    if not claim.whole:
         yield "milliseconds", claim.seconds / 1e3

@@ -10,8 +10,9 @@ import pytest
 
 from tests.validator.judge.samples import CSV, ar1, judge_one, result, run_record, series, verdict
 from validator.model.result import Result, RunEvidence
-from validator.stats.clock import own_word
+from validator.stats.clock import best_reading, claims, clock_for, own_word
 from validator.stats.measure import RunMeasurement, measure
+from validator.stats.rate import as_read
 
 TOKENS = 1000.0
 
@@ -265,3 +266,54 @@ def test_a_running_mean_that_begins_slow_is_no_rate_that_hides_time() -> None:
     assert found is not None
     assert not found.changes
     assert found.tokens == pytest.approx(TOKENS, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("factor", "span_s", "rows", "wrong"),
+    [
+        (0.1, 1.6, 80, True),
+        (10.0, 1.6, 80, True),
+        (0.1, 4.0, 7, True),
+        (0.33, 3.0, 100, True),
+        (0.75, 4.5, 100, False),
+        (1.3, 4.5, 100, False),
+        (0.33, 1.6, 80, False),
+        (0.1, 0.9, 60, False),
+        (0.5, 4.0, 7, False),
+    ],
+)
+def test_the_time_that_a_comparison_needs_follows_from_the_factor(
+    factor: float, span_s: float, rows: int, wrong: bool
+) -> None:
+    """A time per step that is printed ten times too small met its bound in a run shorter than 5 s."""
+    times = ar1(rows, cv=0.05, level=span_s / rows)
+    _, doubt = as_read(told(None, factor * times, **arrivals(times)), warmup_steps=0)
+    assert ("by the validator's clock" in (doubt or "")) == wrong
+
+
+@pytest.mark.parametrize(("factor", "fits"), [(10.0, False), (0.1, False), (1.5, True), (0.7, True)])
+def test_a_rate_of_known_tokens_is_compared_in_a_short_run_too(factor: float, fits: bool) -> None:
+    """Ten times too many tokens a second passed in a run of 4 s."""
+    times = ar1(80, cv=0.05, level=0.03)
+    one = told(factor * TOKENS / times, None, tokens_per_step=TOKENS, **arrivals(times))
+    (claim,) = claims(one)
+    clock = clock_for(one, claim.source)
+    assert clock is not None
+    found = best_reading(claim, clock)[1]
+    assert found is not None
+    assert found.fits(whole=claim.whole) is fits
+
+
+def test_a_factor_of_a_short_time_holds_in_both_its_halves() -> None:
+    """A mean that slowly forgets a slow start is of this run, though not of its first steps."""
+    times = ar1(200, cv=0.05, level=0.02)
+    forgets = times + 2.0 * 0.95 ** np.arange(200)
+    late = np.r_[np.full(110, 0.002), times[110:]]
+    for printed in (forgets, late):
+        assert as_read(told(None, printed, **arrivals(times)), warmup_steps=0) == (None, None)
+
+
+def test_a_time_in_milliseconds_is_read_as_such_in_a_short_run() -> None:
+    times = ar1(100, cv=0.05, level=0.03)
+    found = measure(told(None, 1e3 * times, **arrivals(times)), warmup_steps=10)
+    assert mean(found, "step_time_s") == pytest.approx(0.03, rel=0.05)
