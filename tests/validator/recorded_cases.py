@@ -34,6 +34,10 @@ def _not_numbers(lines: list[bytes]) -> list[bytes]:
     return [*lines[:50], cells(lines[50], b"nan"), cells(lines[51], b"inf"), *lines[52:]]
 
 
+def _thinned(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:73], *lines[74::2]]
+
+
 def _torn(lines: list[bytes]) -> list[bytes]:
     return [*lines[:30], lines[30][:20] + lines[31], *lines[32:]]
 
@@ -101,6 +105,7 @@ FAULTS: tuple[Case, ...] = (
     ),
     _fault("clock-set-forth", "GO", FakeRun(jump_s=(70, 86_400.0)), "clock-jump"),
     _fault("env-missing", "INCONCLUSIVE", FakeRun(without=("env.json",)), "missing-evidence", "config-unknown"),
+    _fault("every-other-row-from-some-step-on", "GO", _table(_thinned), "missing-evidence"),
     _fault("metrics-missing", "INCONCLUSIVE", FakeRun(without=("metrics.json",)), "missing-evidence"),
     _fault(
         "env-that-is-no-json",

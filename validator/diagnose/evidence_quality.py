@@ -15,7 +15,7 @@ from validator.kinds.registry import kind_of
 from validator.model.readers import matcher
 from validator.model.result import Irregularity, LogHit, RankProgress, Series, Steps
 from validator.model.verdict import Evidence
-from validator.stats.spacing import at_even_times, next_due, thins_out
+from validator.stats.spacing import at_even_times, late_thinning, next_due, thins_out
 from validator.text import format_duration
 
 _EARLIER_S = 600.0
@@ -226,17 +226,14 @@ def missing_evidence(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
     """Steps that are left out of a series that is otherwise written at an even pace, or that its neighbors have."""
-    derived = run.evidence.derived
-    written = {name: one for name, one in run.result.series.items() if name not in derived}
-    groups = [written, *run.result.rank_series.values()]
-    known = [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
+    known = _written(run)
     first = {_pace(one): min(int(o.steps[0]) for o in known if _pace(o) == _pace(one)) for one in known}
     last = {_pace(one): max(int(o.steps[-1]) for o in known if _pace(o) == _pace(one)) for one in known}
     reported, redrawn = set(), _redrawn(run)
     for one in known:
         same_file = [other for other in known if other.source.path == one.source.path]
         if one.source.path == redrawn:
-            continue  # a bar shows a step when it is time to, and need not show the next
+            continue
         places = run.evidence.places
         epochs = () if places is None or places.path != one.source.path else places.epochs
         gap = _gap(one, same_file, epochs) if one.steps.size >= _FEW else _ends_early(one, same_file)
@@ -249,8 +246,43 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
             yield evidence(f"{gap} in {one.source.path}", one.source.path)
 
 
+@rule("missing-evidence", "warning", of="run")
+def rows_thin_out(run: RunFacts) -> Iterator[Diagnosis]:
+    """From some step on, behind the start of the run, rows come less often in a regular pattern."""
+    if run.failed or not run.training:
+        return
+    redrawn = _redrawn(run)
+    for one in _written(run):
+        found = late_thinning(one.steps)
+        if found is None or one.source.path == redrawn:
+            continue
+        every = "every step" if found.before == 1 else f"every {found.before} steps"
+        said = f"{one.name} has a row {every} up to step {found.step} and one every {found.after} steps behind it"
+        rows = "row is" if found.missing == 1 else "rows are"
+        yield Diagnosis(
+            f"{said} in {one.source.path}: unless this is meant, {found.missing} {rows} missing.",
+            confidence="medium",
+            because=[evidence(said, one.source.path, f"step {found.step}")],
+            next_step=f"Find out whether the trainer logs less often from step {found.step} on by a setting. "
+            "If it does, log at one pace behind the start; if not, look for what loses lines: a filter, a limit of the "
+            "logger, or another process that reads or writes the file.",
+        )
+        return
+
+
+def _written(run: RunFacts) -> list[Series]:
+    """Losses, rates and times that the trainer wrote, those of each rank too."""
+    derived = run.evidence.derived
+    written = {name: one for name, one in run.result.series.items() if name not in derived}
+    groups = [written, *run.result.rank_series.values()]
+    return [one for group in groups for name in _CORE if (one := group.get(name)) is not None and one.steps.size]
+
+
 def _redrawn(run: RunFacts) -> str | None:
-    """The log in which most rows are in one line with the row before, as those of a progress bar do."""
+    """The log in which most rows are in one line with the row before, as those of a progress bar do.
+
+    A bar shows a step when it is time to, and need not show the next.
+    """
     places = run.evidence.places
     if places is None or len(places.lines) < _FEW:
         return None

@@ -13,6 +13,7 @@ these.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +51,13 @@ _OFF_PACE_OF_A_BAR, _SINGLE_OF_A_BAR = 0.1, 0.1
 
 _GROWTH = 4
 """Last stride over the first one from which rows come at increasing intervals."""
+
+_START, _LONG_START, _MUCH_RARER = 0.1, 0.5, 5
+"""Share of the steps in which a trainer that logs less often later may log more often, and the same for one that then
+logs at most one step in so many of those before."""
+
+_SAME_RULE = 2.0
+"""How far changes of pace may differ in what the step is of the new pace, and be of one rule, as at 10 and 100."""
 
 
 def covered_steps(steps: Steps) -> Floats:
@@ -118,6 +126,42 @@ def _follows(steps: Steps) -> bool:
         return False  # what comes closer again has a gap before it
     # A lone stride onto the grid of the first pace, as from 1 to 10, says nothing for or against.
     return _by_ratio(steps[: left + 1]) or (left == 1 and len(paces) > 1)
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """Behind `step` rows come every `after` steps, in place of `before`: `missing` fewer."""
+
+    step: int
+    before: int
+    after: int
+    missing: int
+
+
+def late_thinning(steps: Steps) -> Thinning | None:
+    """Where rows come less often from some step on, and neither the start of a run nor a rule explains it.
+
+    A trainer that lowers its pace on purpose does so at its start, or again and again in proportion to the step. A log
+    that loses every other row looks like one, except that it begins anywhere. `steps [n]` rise.
+    """
+    if not thins_out(steps):
+        return None
+    strides = np.diff(steps)
+    begins = np.flatnonzero(np.diff(strides, prepend=0))
+    ends = np.append(begins[1:], len(strides))
+    lasting = ends - begins >= _PLATEAU
+    paces = [(int(strides[begin]), int(end)) for begin, end in zip(begins[lasting], ends[lasting], strict=True)]
+    changes = [(before, after, end) for (before, end), (after, _) in pairwise(paces) if after > before]
+    at_paces = [steps[end] / after for _, after, end in changes]
+    if len(changes) > 1 and max(at_paces) <= _SAME_RULE * min(at_paces):
+        return None
+    first, last = int(steps[0]) - int(strides[0]), int(steps[-1])
+    for before, after, end in changes:
+        step, start = int(steps[end]), _LONG_START if after >= _MUCH_RARER * before else _START
+        if step - first > start * (last - first):
+            expected = np.arange(step + before, last + 1, before)
+            return Thinning(step, before, after, missing=len(np.setdiff1d(expected, steps)))
+    return None
 
 
 def _equal_at_end(strides: Steps) -> int:

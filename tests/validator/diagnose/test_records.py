@@ -139,6 +139,17 @@ def test_rows_that_follow_no_rule_are_missed(tmp_path: Path, steps: tuple[int, .
     assert words in found["missing-evidence"].message
 
 
+def test_every_other_row_that_is_dropped_late_in_a_run_is_a_warning(tmp_path: Path) -> None:
+    """Steps 1, 2, …, 60, 62, 64, …, 100 passed without a word, as those of a trainer that thins out by a rule."""
+    folder = tmp_path / "r"
+    steps = (*range(1, 61), *range(62, 101, 2))
+    write_csv(folder, [845.0] * len(steps), steps=steps)
+    found = of_run(folder, steps=100, metrics=TrainerMetrics(csv="training.csv"))["missing-evidence"]
+    assert found.severity == "warning"
+    assert "a row every step up to step 60 and one every 2 steps behind it" in found.message
+    assert "20 rows are missing" in found.message
+
+
 def test_a_row_that_was_due_by_the_rule_is_missed(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     (folder).mkdir()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.validator.judge.samples import result, series
 from validator.stats.measure import NotMeasured, measure
-from validator.stats.spacing import at_even_times, even_rows, joined, next_due, thins_out
+from validator.stats.spacing import Thinning, at_even_times, even_rows, joined, late_thinning, next_due, thins_out
 
 
 def at(steps: Iterable[float]) -> np.ndarray:
@@ -78,6 +78,36 @@ def test_rows_that_were_lost_at_random_follow_none() -> None:
                 left = every[rng.random(len(every)) < share]
                 assert not thins_out(left), left
                 assert not at_even_times(left), left
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ([*range(1, 61), *range(62, 101, 2)], Thinning(60, 1, 2, 20)),
+        ([*range(1, 61), *range(63, 101, 3)], Thinning(60, 1, 3, 26)),
+        ([*range(5, 61, 5), *range(70, 121, 10), 122], Thinning(60, 5, 10, 6)),
+        ([*range(1, 61), *range(70, 101, 10)], Thinning(60, 1, 10, 36)),
+        ([*range(1, 10), *range(10, 601, 10), *range(620, 1001, 20)], Thinning(600, 10, 20, 20)),
+        ([*range(5001, 5061), *range(5062, 5101, 2)], Thinning(5060, 1, 2, 20)),
+    ],
+)
+def test_rows_that_are_dropped_in_a_regular_pattern_are_no_rule(steps: Iterable[float], found: Thinning) -> None:
+    assert late_thinning(at(steps)) == found
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *(steps for steps, _ in RULES.values()),
+        [*range(1, 11), *range(12, 201, 2)],
+        [*range(1, 101), *range(110, 301, 10)],
+        [*range(1, 51), *range(52, 101, 2), *range(104, 201, 4)],
+        [*range(1, 10), *range(10, 100, 10), *range(100, 301, 100)],
+        range(1, 301),
+    ],
+)
+def test_a_pace_that_is_lowered_at_the_start_or_by_a_rule_drops_no_rows(steps: Iterable[float]) -> None:
+    assert late_thinning(at(steps)) is None
 
 
 def test_a_clock_leaves_strides_that_vary_within_bounds() -> None:
