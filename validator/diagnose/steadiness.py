@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from validator.model.result import Floats, Series, Steps
 from validator.model.verdict import Evidence
 from validator.stats.crowding import Stretch
 from validator.stats.rows import RATES
+from validator.stats.spacing import covered_steps
 from validator.stats.window import MIN_ROWS, Level
 from validator.text import format_change, format_number, format_percent
 
@@ -35,6 +37,14 @@ _PART = 0.1
 
 _FOLLOWS = (*RATES, *(name for name, metric in METRICS.items() if metric.follows), "mfu", "tokens", "wall_s")
 """Beginnings of names of series that change with the rate, or with every step, and are no cause."""
+
+
+class _Moved(NamedTuple):
+    """What else changed at a step, in words, and the file that says so; a `setting` does not vary on either side."""
+
+    text: str
+    path: str
+    setting: bool
 
 
 @rule("rate-shift", "warning", of="run")
@@ -62,13 +72,31 @@ def rate_shift(run: RunFacts) -> Iterator[Diagnosis]:
         severity=severity,
         because=[
             _means(levels, run, timed=timed),
-            *(evidence(text, path, f"step {after.first_step}") for text, path in moved[:4]),
+            *(evidence(one.text, one.path, f"step {after.first_step}") for one in moved[:4]),
         ],
+        lost=None if others or any(one.setting for one in moved) else _lost(run, shifts),
         next_step=ALONE
         if others
         else "Find what changed at that step, and judge the run by the level that a long run will have: repeat it "
         "for three times as many steps.",
     )
+
+
+def _lost(run: RunFacts, shifts: Sequence[tuple[float, Level, Level]]) -> float | None:
+    """The largest share of the time that a fall costs, of a longer run where it lasts to the end, else of this one.
+
+    None where the rate only rises.
+    """
+    assert run.window is not None
+    assert run.times is not None
+    steps, times = run.times
+    took = times * covered_steps(steps)
+    lost = []
+    for change, _, after in shifts:
+        within = (steps >= after.first_step) & (steps <= after.last_step)
+        stays = after is run.window.levels[-1]
+        lost.append(-change if stays else -change * float(took[within].sum() / took.sum()))
+    return max((one for one in lost if one > 0), default=None)
 
 
 def _levels_text(before: Level, after: Level, *, timed: bool) -> str:
@@ -102,8 +130,8 @@ def _shifts(levels: tuple[Level, ...]) -> list[tuple[float, Level, Level]]:
     ]
 
 
-def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[tuple[str, str]]:
-    """What else changed between the stretch before the shift and the one after it, and the file that says so.
+def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list[_Moved]:
+    """What else changed between the stretch before the shift and the one after it.
 
     A time that changed by less than `least_s` seconds explains nothing.
     """
@@ -121,9 +149,9 @@ def _moved(run: RunFacts, span: tuple[int, int, int], *, least_s: float) -> list
         spread = 1.4826 * max(float(np.median(np.abs(one - was))), float(np.median(np.abs(other - now))))
         minimum = max(4 * spread, 0.05 * abs(was), least_s / {"s": 1.0, "ms": 1e-3}.get(series.unit, np.inf))
         if abs(now - was) > minimum and _is_cause(series):
-            moved.append(
-                (f"{name} {format_number(was)} → {format_number(now)} {series.unit}".strip(), series.source.path)
-            )
+            text = f"{name} {format_number(was)} → {format_number(now)} {series.unit}".strip()
+            sampled = name.startswith("telemetry.") or series.unit in ("s", "ms")  # a clock speed may not vary either
+            moved.append(_Moved(text, series.source.path, setting=spread == 0 and not sampled))
     return moved
 
 
@@ -133,10 +161,10 @@ def _is_cause(series: Series) -> bool:
     return not (strides.size > 20 and ((strides > 0).all() or (strides < 0).all()))
 
 
-def _cause(moved: list[tuple[str, str]], levels: tuple[Level, ...], run: RunFacts) -> str:
+def _cause(moved: list[_Moved], levels: tuple[Level, ...], run: RunFacts) -> str:
     """What moved at the same step; else what the shape of the rate suggests."""
     if moved:
-        return f" At the same step: {'; '.join(text for text, _ in moved[:4])}."
+        return f" At the same step: {'; '.join(one.text for one in moved[:4])}."
     watched = any(name.startswith("telemetry.gpu") for name in run.result.series)
     falls = [i for i in range(1, len(levels)) if levels[i].mean > levels[i - 1].mean * (1 + _SHIFT_INFO)]
     recovers = [i for i in falls if i + 1 < len(levels) and levels[i + 1].mean < levels[i].mean]
@@ -174,6 +202,7 @@ def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
         severity="info" if not run.planned and (few or stride is not None or _gains(run)) else "warning",
         confidence="low" if few else "high",
         because=[evidence(run.window.note, series.source.path, f"steps {series.steps[0]}–{series.steps[-1]}")],
+        lost=None if few or others or _change(run) <= 0 else 1 - 1 / (1 + _change(run)),
         next_step=ALONE
         if others
         else "Run at least three times as many steps; if it still drifts, look at clocks, temperature, the data "

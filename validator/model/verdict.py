@@ -85,7 +85,7 @@ class Finding(Frozen):
     evidence: tuple[Evidence, ...] = ()
     next_step: str
     command: str = Field("", description="Helps with the next step; `{run}` is the folder of the results.")
-    lost: float | None = Field(None, description="Share of the run's time that it costs, where that is known.")
+    lost: float | None = Field(None, description="Share of the time that it costs, of a longer run where it lasts.")
 
     @property
     def costly(self) -> bool:

@@ -431,6 +431,36 @@ def test_time_lost_without_a_period_beside_other_programs_is_theirs(
     assert shown["periodic-stall"].costly is known, shown["periodic-stall"].message
 
 
+@pytest.mark.parametrize(
+    ("stretches", "code", "lost"),
+    [
+        (((120, 1.0), (120, 2.0)), "rate-shift", 0.5),
+        (((216, 1.0), (24, 2.0)), "rate-shift", 0.5),
+        (((120, 1.0), (60, 2.0), (60, 1.0)), "rate-shift", 0.2),
+        (((120, 1.0), (120, 1.1)), "rate-shift", 0.09),
+        (((150, 1.0), (90, 0.6)), "rate-shift", None),
+        (((60, 1.0), (60, 1.2), (60, 1.5), (60, 2.0)), "no-steady-state", 0.5),
+        (((60, 2.0), (60, 1.5), (60, 1.2), (60, 1.0)), "no-steady-state", None),
+    ],
+)
+def test_a_rate_that_falls_for_good_costs_its_share_of_the_time(
+    tmp_path: Path, stretches: tuple[tuple[int, float], ...], code: str, lost: float | None
+) -> None:
+    """A GO beside a rate that had halved said nothing of it: what a longer run loses counts, not what this one lost."""
+    finding = found(tmp_path, levels(*stretches))[code]
+    assert finding.lost == (None if lost is None else pytest.approx(lost, abs=0.01))
+    assert finding.costly is ((lost or 0.0) > 0.25)
+
+
+def test_a_fall_that_others_or_a_setting_explain_is_no_time_lost(tmp_path: Path) -> None:
+    seconds = levels((120, 1.0), (120, 2.0))
+    beside = printed(tmp_path / "a", seconds, CPU, lambda i: f"99,{60 if i >= N // 2 else 0}")["rate-shift"]
+    longer = found(tmp_path / "b", seconds, seq_len=[512 if i < 120 else 1024 for i in range(N)])["rate-shift"]
+    wait = found(tmp_path / "c", seconds, fetch_s=[0.1 if i < 120 else 1.1 for i in range(N)])["rate-shift"]
+    assert "seq_len 512 → 1,024" in longer.message
+    assert [one.costly for one in (beside, longer, wait)] == [False, False, True]
+
+
 def test_few_long_pauses_with_a_period_among_many_short_ones(tmp_path: Path) -> None:
     """Most slow steps keep no period; those that cost the time do."""
     late = dict.fromkeys((7, 31, 37, 54, 66, 83, 107, 129, 142, 173, 205, 222), 0.2)

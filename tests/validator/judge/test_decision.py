@@ -97,6 +97,9 @@ def test_a_go_says_what_costs_much_of_the_time(severity: Literal["warning", "inf
     decision, why = decide([_phase("PASS"), soak], [stall])
     assert decision == "GO"
     assert ("But 45 % of the time (soak) is lost, and nothing shows that this is meant: periodic-stall." in why) is said
+    shift = stall.model_copy(update={"code": "rate-shift", "lost": 0.5 if said else lost})
+    _, why = decide([_phase("PASS"), soak], [stall, shift])
+    assert ("But 50 % of the time (soak) is lost" in why and "periodic-stall, rate-shift." in why) is said
 
 
 @pytest.mark.parametrize("status", ["INCONCLUSIVE", "SKIPPED", "NOT_RUN", "RUNNING"])
