@@ -41,7 +41,7 @@ from validator.model.verdict import Evidence, Needed, PhaseReport, Status, Verdi
 from validator.stats.estimate import LEVEL, SECOND_LEVEL, Estimate, without_negatives
 from validator.stats.means import within_noise
 from validator.stats.measure import NotMeasured
-from validator.text import format_interval, format_value
+from validator.text import format_interval, format_value, listed
 
 _FLIPPED = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "!=": "!="}
 _SEVERITY: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
@@ -189,6 +189,7 @@ def _judge(asked: Question, binding: Binding) -> Judgment:
     if isinstance(left, str) or isinstance(right, str):
         return _judge_text(left, comparison.operator, right, binding)
     judgment = _judge_numbers(left, right, terms_of(asked, binding), comparison, binding)
+    judgment = _beside_others(judgment, asked, binding)
     if judgment.status != "PASS" and any(isinstance(one, PhaseData) and one.pauses for one in asked.data.values()):
         judgment = _apart_from_pauses(judgment, asked, binding)
     broken = _unfinished(asked, binding)
@@ -198,6 +199,27 @@ def _judge(asked: Question, binding: Binding) -> Judgment:
         message = f"{judgment.message} This does not count: {broken}."
         return replace(judgment, status="INCONCLUSIVE", message=message)
     return _end_of_a_shorter_run(_within_noise(judgment, asked, binding), asked)
+
+
+def _beside_others(judgment: Judgment, asked: Question, binding: Binding) -> Judgment:
+    """A bound of pace that is missed while other programs hold the CPU is open: they may be why."""
+    if judgment.status != "FAIL":
+        return judgment
+    for name in {one.name for one in references(asked.comparison.left)}:
+        one = asked.resolved[name]
+        phase, (arm, index) = asked.data[one.source], binding[one.source]
+        if one.source != asked.own or not isinstance(phase, PhaseData):
+            continue
+        runs = phase.arms.get(arm, ())[slice(None) if index is None else slice(index, index + 1)]
+        taken = {run.spec.id: phase.slowed_by_others(run, one, operator=asked.comparison.operator) for run in runs}
+        known = {run: pct for run, pct in taken.items() if pct is not None}
+        if known and 2 * len(known) >= len(runs):
+            message = (
+                f"{judgment.message} Other programs used {max(known.values()):.0f} % of the machine's CPU "
+                f"in most of {listed(list(known))}, and hardly any was left: run it again without them."
+            )
+            return replace(judgment, status="INCONCLUSIVE", message=message, open_for=None, needed=None)
+    return judgment
 
 
 def _within_noise(judgment: Judgment, asked: Question, binding: Binding) -> Judgment:

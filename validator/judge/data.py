@@ -20,6 +20,7 @@ from validator.model.result import MetricStats, Result, ScalarValue
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Evidence, PhaseReport, RunReport, ValidationReport
 from validator.stats.clock import OWN_WORD, OwnWord, own_word
+from validator.stats.crowding import others_held, others_in
 from validator.stats.estimate import NORMAL_975, REPLICATES, UNKNOWN_REACH, Estimate, combine, exact, over_runs
 from validator.stats.means import pooled_cv
 from validator.stats.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
@@ -73,6 +74,18 @@ def sign(resolved: Resolved) -> int:
     if resolved.window != "steady" or resolved.statistic == "cv":
         return 0
     return -1 if resolved.better == "higher" else 1
+
+
+def _misses_when_slow(resolved: Resolved, operator: str) -> bool:
+    """Whether a slow run misses such a bound: one from below on a rate or a share of a peak, from above on a time."""
+    if resolved.name in COSTS:
+        return operator in ("<", "<=")
+    if resolved.name == "scaling.efficiency":
+        return operator in (">", ">=")
+    of_time = resolved.unit in ("s", "ms", "") or resolved.unit.endswith("/s")
+    if resolved.window != "steady" or not of_time:
+        return False
+    return operator in {"higher": (">", ">="), "lower": ("<", "<=")}.get(resolved.better or "", ())
 
 
 def _by_arm(runs: Iterable[tuple[str | None, Run]]) -> Mapping[str, tuple[Run, ...]]:
@@ -196,6 +209,24 @@ class PhaseData:
         found = [one.window_found for one in measurements if one is not None and one.window_found is not None]
         # The drift is the slow-down itself, so it needs no second proof.
         return tuple(replace(one, slowed=False) if resolved.kind == "scalar" else one for one in found)
+
+    def slowed_by_others(self, run: RunRecord, resolved: Resolved, *, operator: str) -> float | None:
+        """Per cent of the CPU that other programs used, where they may be why a run misses a bound of pace."""
+        measurement = measured(run)
+        if run.result is None or measurement is None:
+            return None
+        series, window = run.result.series, measurement.window
+        within = (-math.inf, math.inf) if window is None else (float(window.first_step), float(window.last_step))
+        if resolved.name == "rate.drift_pct":
+            third = (within[1] - within[0]) / 3
+            fast, slow = (within[0], within[0] + third), (within[1] - third, within[1])
+            fell = isinstance(drift := _known_scalars(run)[resolved.name].value, float) and drift < 0
+            return others_in(series, slow=slow, fast=fast) if fell else None
+        if not _misses_when_slow(resolved, operator):
+            return None
+        cpu = self.validation.environment.get("cpu")
+        cores = cpu.get("cores_logical") if isinstance(cpu, Mapping) else None
+        return others_held(series, within=within, cores=cores if isinstance(cores, (int, float)) else None)
 
     def recorded(self, run: RunRecord, resolved: Resolved) -> float | None:
         """What was recorded of a value in one run, whether or not anything may be concluded from it."""

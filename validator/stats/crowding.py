@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from validator.model.result import Series
@@ -14,6 +14,9 @@ OTHERS_PCT, FULL_PCT = 10.0, 85.0
 
 _OTHER_CORES = 0.25
 """Cores below which what other programs use is a system's housekeeping, also on a machine that has few."""
+
+_OWN_CORES = 0.2
+"""Cores below which what the run and the validator use, itself some 0.1, is no work that waits for other programs."""
 
 _MOST = 0.5
 """Share of the samples of a slow stretch that other programs crowd, from which it is not this machine's."""
@@ -32,15 +35,51 @@ def others_in(series: Mapping[str, Series], *, slow: Stretch, fast: Stretch) -> 
 
     They do where they crowd most samples there, and took clearly less in the fast stretch.
     """
+    samples = _samples(series)
+    own = [one for one in samples if slow[0] <= one.step <= slow[1]]
+    before = [one.others for one in samples if fast[0] <= one.step <= fast[1]]
+    if not _crowd(own, OTHERS_PCT):
+        return None
+    mean = _mean_pct(one.others for one in own)
+    return None if before and mean < _mean_pct(before) + OTHERS_PCT else mean
+
+
+def others_held(series: Mapping[str, Series], *, within: Stretch, cores: float | None) -> float | None:
+    """Per cent of all cores that other programs used in a stretch; None where they do not explain that all of it is
+    slow.
+
+    They do where they crowd most samples there. A run that hardly computes on the CPU does not wait for it.
+    """
+    own = [one for one in _samples(series) if within[0] <= one.step <= within[1]]
+    least_own = 100 * _OWN_CORES / (cores or 1.0)
+    if not _crowd(own, least_others_pct(cores)) or _mean_pct(one.busy - one.others for one in own) < least_own:
+        return None
+    return _mean_pct(one.others for one in own)
+
+
+class _Sample(NamedTuple):
+    """CPU in percent of all cores, of everything and of other programs, and the step that was under way."""
+
+    step: int
+    busy: float
+    others: float
+
+
+def _samples(series: Mapping[str, Series]) -> list[_Sample]:
     busy, others = (series.get(f"telemetry.{name}") for name in ("host_cpu_pct", "host_other_cpu_pct"))
     if busy is None or others is None:
-        return None
+        return []
     used = dict(zip(busy.steps.tolist(), busy.values.tolist(), strict=True))
-    known = [pair for pair in zip(others.steps.tolist(), others.values.tolist(), strict=True) if pair[0] in used]
-    own = [(step, taken) for step, taken in known if slow[0] <= step <= slow[1]]
-    before = [taken for step, taken in known if fast[0] <= step <= fast[1]]
-    crowded = sum(taken >= OTHERS_PCT and used[step] >= FULL_PCT for step, taken in own)
-    if not own or crowded < _MOST * len(own):
-        return None
-    mean = math.fsum(taken for _, taken in own) / len(own)
-    return None if before and mean < math.fsum(before) / len(before) + OTHERS_PCT else mean
+    known = zip(others.steps.tolist(), others.values.tolist(), strict=True)
+    return [_Sample(step, used[step], taken) for step, taken in known if step in used]
+
+
+def _crowd(samples: Sequence[_Sample], least_pct: float) -> bool:
+    """Whether other programs, which use at least so much, crowd most of the samples."""
+    crowded = sum(one.others >= least_pct and one.busy >= FULL_PCT for one in samples)
+    return bool(samples) and crowded >= _MOST * len(samples)
+
+
+def _mean_pct(values: Iterable[float]) -> float:
+    listed = list(values)
+    return math.fsum(listed) / len(listed)

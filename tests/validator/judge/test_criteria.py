@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from validator.judge.deciding import side_of
+from validator.model.record import RunRecord
 from validator.model.result import ScalarValue
 from validator.stats.measure import measure
 
@@ -350,3 +353,57 @@ def test_an_upper_bound_within_the_interval_of_a_time_decides_nothing() -> None:
         verdict(judge_one(f"step_time_s.mean <= {bound} s"), "1").status for bound in (0.8 * inside, inside, beyond)
     ]
     assert statuses == ["FAIL", "INCONCLUSIVE", "PASS"]
+
+
+def _beside(others: float, busy: float, **fields: Any) -> list[RunRecord]:
+    """A run of 100 tok/s on a machine where so much of the CPU is used, and used by other programs."""
+    used = {"host_cpu_pct": busy, "host_other_cpu_pct": others}
+    sampled = {f"telemetry.{name}": series(f"telemetry.{name}", [pct] * 300, unit="%") for name, pct in used.items()}
+    return [run_record("baseline", found=result(series=sampled, **fields))]
+
+
+@pytest.mark.parametrize(
+    ("others", "busy", "status"),
+    [
+        (40, 99, "INCONCLUSIVE"),
+        (40, 60, "FAIL"),  # enough was left
+        (3, 99, "FAIL"),  # the run alone fills the machine
+        (99, 99, "FAIL"),  # the run hardly computes, so it waits for nobody
+    ],
+)
+@pytest.mark.parametrize(
+    "criterion",
+    ["toks_per_s.mean >= 150", "step_time_s.p50 <= 0.5 s", "150 <= toks_per_s.mean", "step_time_s.max <= 0.5 s"],
+)
+@pytest.mark.parametrize("kind", ["train", "soak"])
+def test_a_bound_of_pace_that_is_missed_beside_other_programs_is_open(
+    others: float, busy: float, status: str, criterion: str, kind: str
+) -> None:
+    """A baseline on a busy machine was NO-GO, where a soak whose rate fell beside the same programs was open."""
+    found = verdict(judge_one(criterion, kind=kind, runs=_beside(others, busy)), "1")
+    assert found.status == status
+    assert ("Other programs used 40 % of the machine's CPU in most of baseline/r1" in found.message) is (
+        status == "INCONCLUSIVE"
+    )
+
+
+@pytest.mark.parametrize("criterion", ["loss.last <= 1", "toks_per_s.mean <= 50", "step_time_s.mean >= 2 s"])
+def test_what_other_programs_cannot_make_worse_fails_beside_them(criterion: str) -> None:
+    assert verdict(judge_one(criterion, runs=_beside(40, 99)), "1").status == "FAIL"
+
+
+@pytest.mark.parametrize(("before", "status"), [(1.0, "INCONCLUSIVE"), (39.0, "FAIL")])
+def test_a_drift_is_open_where_other_programs_came_with_it(before: float, status: str) -> None:
+    late = np.arange(300) >= 200
+    runs = _beside(40, 99, times=np.where(late, 1.3, 1.0) * ar1(300, cv=0.005))
+    found = dict(runs[0].result.series)
+    found["telemetry.host_other_cpu_pct"] = series("telemetry.host_other_cpu_pct", np.where(late, 40.0, before))
+    runs = [run_record("baseline", found=replace(runs[0].result, series=found))]
+    assert verdict(judge_one("abs(rate.drift_pct) <= 5 %", kind="soak", runs=runs), "1").status == status
+
+
+@pytest.mark.parametrize(("crowded", "status"), [(1, "FAIL"), (2, "INCONCLUSIVE"), (4, "INCONCLUSIVE")])
+def test_one_of_four_runs_beside_other_programs_opens_nothing(crowded: int, status: str) -> None:
+    found = [_beside(40, 99 if n < crowded else 50)[0].result for n in range(4)]
+    runs = [run_record("baseline", repeat=n, found=one) for n, one in enumerate(found, start=1)]
+    assert verdict(judge_one("toks_per_s.mean >= 150", runs=runs, repeats=4), "1").status == status
