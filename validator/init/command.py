@@ -64,6 +64,13 @@ class TrainerCommand:
         return next((one.count for one in found if one.what == "epochs" and "{steps}" in one.written), None)
 
     @property
+    def configs(self) -> tuple[Path, ...]:
+        """The config files that the command or its variables name, also those that are Python."""
+        first = 2 if self.launch.words[:1] == ("-m",) else 1
+        values = [Path(word.rpartition("=")[2]) for word in self.launch.words[first:] if word.endswith(".py")]
+        return (*config_files(self.launch.words, self.launch.env), *(path for path in values if path.is_file()))
+
+    @property
     def folder(self) -> SetByUs | None:
         """The setting that says where the trainer writes; None where none is known."""
         return next((one for one in self.ours if one.what == "out"), None)

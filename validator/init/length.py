@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from validator.ingest.logs import log_lines
+from validator.ingest.read_log import ReadLog
+from validator.ingest.stated import stated_settings
 from validator.init.reading import TrialReading, logs_of
+from validator.init.settings import EPOCHS_ALONE
 from validator.model.pattern import LinePattern, line_pattern
 from validator.model.print_tables import with_rows
 from validator.model.readers import READERS
+from validator.model.result import PrintedPlaces
 
 _MAX_LINE = 500
 _OF_TOTAL = re.compile(r"(?<![\w.,/:-])(\d+) *(?:/|of) *(\d+)(?![\w.,/:-])")  # step 12/600, iter 12 of 600; no date
@@ -39,19 +45,23 @@ def printed_total(reading: TrialReading, out: Path) -> int | None:
     return next((total for total, count in counts.most_common(1) if 2 * count > len(steps)), None)
 
 
-def total_of_epochs(reading: TrialReading, out: Path, epochs: int | None) -> int | None:
+def total_of_epochs(reading: TrialReading, out: Path, epochs: int | None, configs: Sequence[Path] = ()) -> int | None:
     """Steps of all epochs of the command, less those behind the last row; None where either number is unknown.
 
     Args:
         reading: how the output is read.
         out: the output folder.
-        epochs: those that the command asks for; where it names none they are the printed ones, as in `Epoch 3/10`.
+        epochs: those that the command asks for; where it names none they are the printed ones, as in `Epoch 3/10` or
+            `max_epochs: 10` before the first row, else those of a config file.
+        configs: config files that the command names.
     """
     if reading.by_epochs:
         return None
     lines = [text[:_MAX_LINE] for path in logs_of(reading, out) for _, text in with_rows(log_lines(path))]
     shown = Counter(int(found[2]) for found in map(_OF_EPOCHS.search, lines) if found is not None)
     count = epochs or next((total for total, _ in shown.most_common(1)), None)
+    count = count or _stated_epochs(logs_of(reading, out), reading.result.evidence.places)
+    count = count or _stated_epochs(configs, None)
     if count is None:
         return None
     pattern = _pattern(reading)
@@ -60,9 +70,26 @@ def total_of_epochs(reading: TrialReading, out: Path, epochs: int | None) -> int
         return None if rows is None else count * rows
     if pattern is None or "steps_per_epoch" not in pattern.names:
         return None
-    printed = (found.values.get("steps_per_epoch") for found in map(pattern.read, lines) if found is not None)
-    length = next((total for total, _ in Counter(filter(None, printed)).most_common(1)), None)
-    return None if length is None else max(1, count * int(length) - reading.stride)
+    printed = [(found.step, found.values.get("steps_per_epoch")) for found in map(pattern.read, lines) if found]
+    length = next((total for total, _ in Counter(total for _, total in printed if total).most_common(1)), None)
+    if length is None:
+        return None
+    shown_steps = [step for step, total in printed if step is not None and total == length]
+    ends = Counter(step for step, following in pairwise(shown_steps) if following < step)
+    last = next((step for step, _ in ends.most_common(1)), length - reading.stride)
+    return max(1, (count - 1) * int(length) + int(last))
+
+
+def _stated_epochs(paths: Sequence[Path], places: PrintedPlaces | None) -> int | None:
+    """The epochs that these files name as a setting, before the first row of `places`; None where they differ."""
+    stated = [
+        one
+        for path in paths
+        for one in stated_settings((path,), EPOCHS_ALONE, places, ReadLog(path.parent))
+        if not one.text.lstrip().startswith(("#", "//"))
+    ]
+    counts = {int(one.value) for one in stated if one.value.isdecimal()} - {0}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _pattern(reading: TrialReading) -> LinePattern | None:

@@ -50,10 +50,13 @@ _TIMESTEPS = frozenset(
 _ENVIRONMENTS = _TIMESTEPS | {"num_envs", "n_envs"}
 """Beside one of these `num_steps` is what each environment does before an update."""
 
-_EPOCHS = (
+EPOCHS_ALONE = (
     *("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "nepochs", "total_epochs", "max_epoch"),
-    *("train_epochs", "num_epoch", "epochs", "epoch"),
+    *("train_epochs", "num_epoch"),
 )
+"""Names of the number of epochs that mean nothing else, as `epoch: 3` of a row may."""
+
+_EPOCHS = (*EPOCHS_ALONE, "epochs", "epoch")
 _OUT = (
     *(
         "output_dir",

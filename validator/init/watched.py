@@ -239,20 +239,21 @@ class _TrialWatch:
                 self.outside_s = now
         return self.outside_s is not None and now - self.outside_s >= 2 * _PATIENCE_S
 
-    def known_length(self, best: TrialReading) -> int | None:
+    def known_length(self, best: TrialReading, *, ended: bool = False) -> int | None:
         """Steps that the trainer does by itself: those of its setting, else the total that it prints."""
         length = _counting_as(best, self.command).length
         if length is not None:
             return length.count or _STEPS
-        return self.most(best) or printed_total(best, self.run_dir / self.spec.out)
+        return self.most(best, ended=ended) or printed_total(best, self.run_dir / self.spec.out)
 
     def most(self, best: TrialReading, *, ended: bool = False) -> int | None:
-        """Steps that it does not exceed: those of all its epochs, and those that it had done where it `ended` by itself
-        with exit code 0, before it was to."""
-        of_epochs = total_of_epochs(best, self.run_dir / self.spec.out, self.command.epochs)
+        """Steps that it does not exceed: those that it had done where it `ended` by itself with exit code 0, before it
+        was to; else those of all its epochs, which are an estimate."""
         seen = best.last_step
-        early = ended and seen is not None and seen + best.stride < (self.spec.steps or 0)
-        return min(filter(None, (of_epochs, seen if early else None)), default=None)
+        given = _counting_as(best, self.command).length is not None
+        if ended and seen is not None and (not given or seen + best.stride < (self.spec.steps or 0)):
+            return seen
+        return total_of_epochs(best, self.run_dir / self.spec.out, self.command.epochs, self.command.configs)
 
     @property
     def step_s(self) -> float | None:
@@ -355,9 +356,9 @@ def _watched(command: TrainerCommand, *, seconds: float, gpus: int, to_its_end: 
 
 def _own_total(watcher: _TrialWatch, best: TrialReading, *, ended: bool) -> int | None:
     """Steps that the trainer is known to do: its length where it says it or came to it, else those that were seen."""
-    known = watcher.known_length(best)
+    known = watcher.known_length(best, ended=ended)
     seen = best.last_step or 0
-    return seen if known is None and (ended or (watcher.to_its_end and seen >= ENOUGH_STEPS)) else known
+    return seen if known is None and watcher.to_its_end and seen >= ENOUGH_STEPS else known
 
 
 def _limit(watcher: _TrialWatch, best: TrialReading, *, ended: bool) -> int | None:

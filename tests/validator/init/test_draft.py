@@ -178,6 +178,86 @@ def test_epochs_of_a_printed_length_say_how_long_a_trainer_is(
     assert total_of_epochs(replace(found, by_epochs=True), tmp_path, epochs) is None
 
 
+@pytest.mark.parametrize(("first", "total"), [(1, 400), (0, 396)])
+def test_an_epoch_that_was_seen_to_its_end_says_where_the_last_row_is(first: int, total: int, tmp_path: Path) -> None:
+    """394 steps were asked of a trainer of 400, since its last row might have been one stride before the end."""
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    rows = range(5 * first, 80 + first, 5) if first else range(0, 80, 4)
+    log.write_text("".join(f"| epoch {n} | {row}/ 80 batches | loss 2.0\n" for n in (1, 2) for row in rows))
+    found = replace(reading("loss", stride=6), metrics={"stdout": _WLM})
+    assert total_of_epochs(found, tmp_path, 5) == total
+
+
+@pytest.mark.parametrize(
+    ("config", "printed", "total"),
+    [
+        ("c.yaml", "", None),
+        ("c.yaml:train:\n  max_epochs: 5  # of all\n", "", 299),
+        ("c.json:{'trainer': {'num_epochs': 5}}", "", 299),
+        ("c.toml:[train]\nn_epochs = 5\n", "", 299),
+        ("c.py:train_cfg = dict(by_epoch=True, max_epochs=5, val_interval=1)\n", "", 299),
+        ("c.yaml:# max_epochs: 5\nepochs_of_warmup: 5\n", "", None),
+        ("c.yaml:pretrain: {max_epochs: 5}\ntune: {num_epochs: 9}\n", "", None),
+        ("c.yaml:max_epochs: 9\n", "  Num Epochs = 5\n", 299),
+        ("c.yaml:max_epochs: 9\n", "train_cfg = dict(by_epoch=True, max_epochs=5)\n", 299),
+        ("c.yaml:max_epochs: 9\n", "Epoch 1/5\n", 299),
+    ],
+)
+def test_the_epochs_of_a_config_limit_the_steps(
+    config: str, printed: str, total: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`init` asked a trainer whose config says `max_epochs: 5` for more steps than these have."""
+    monkeypatch.chdir(tmp_path)
+    name, _, text = config.partition(":")
+    Path(name).write_text(text.replace("'", '"'))
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    log.write_text(printed + "".join(f"| epoch 1 | {row}/60 batches | loss 2.0\n" for row in range(1, 13)))
+    command = watched(f"t.py --config {name} --max_steps 5000", None).command
+    assert command.configs == (Path(name),)
+    found = replace(reading("loss"), metrics={"stdout": _WLM})
+    assert total_of_epochs(found, tmp_path, command.epochs, command.configs) == total
+
+
+@pytest.mark.parametrize(
+    ("line", "epochs", "ended", "most"),
+    [
+        ("t.py", 5, True, 12),
+        ("t.py", 5, False, 299),
+        ("t.py --max_steps 12", 5, True, 299),  # which it was given
+        ("t.py --max_steps 5000", 5, True, 12),
+        ("t.py", 0, True, 12),
+        ("t.py", 0, False, None),
+    ],
+)
+def test_what_a_trainer_did_to_its_own_end_counts_before_an_estimate(
+    line: str, epochs: int, ended: bool, most: int | None, tmp_path: Path
+) -> None:
+    """394 steps were asked of a trainer that had done 400."""
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    of = f"Epoch 1/{epochs} | " if epochs else ""
+    log.write_text("".join(f"{of}epoch 1 | {row}/60 batches | loss 2.0\n" for row in range(1, 13)))
+    seen = replace(reading("loss"), metrics={"stdout": _WLM})
+    command = watched(line, None).command
+    steps = 1000 if command.length is None else command.length.count
+    watch = SimpleNamespace(command=command, run_dir=tmp_path, spec=SimpleNamespace(out="", steps=steps))
+    assert _TrialWatch.most(cast("Any", watch), seen, ended=ended) == most
+
+
+def test_an_estimate_below_what_a_trainer_did_to_its_own_end_gives_way(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    log.write_text("".join(f"Epoch 1/1 | epoch 1 | {row}/12 batches | loss 2.0\n" for row in range(1, 13)))
+    seen = replace(reading("loss"), metrics={"stdout": _WLM})
+    watch = SimpleNamespace(
+        command=watched("t.py", None).command, run_dir=tmp_path, spec=SimpleNamespace(out="", steps=1000)
+    )
+    assert total_of_epochs(seen, tmp_path, None) == 11
+    assert _TrialWatch.most(cast("Any", watch), seen, ended=True) == 12
+
+
 @pytest.mark.parametrize("line", ["t.py", "t.py --max_iters 5000 --out_dir o"])
 def test_no_more_is_asked_for_than_a_trainer_did_to_its_own_end(line: str) -> None:
     lengths = lengths_of(replace(watched(line, reading("loss")), total=2000, most=75))
