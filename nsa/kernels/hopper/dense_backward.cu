@@ -84,10 +84,11 @@ DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int w, int lane
         arrive_some(4 + w, 160);
         sync_some(2 + w, 160);
         if (lane == 0) {
+            const bool turn = (tile - x.tile_begin) % 2 == w;
             for (int box = 0; box < 2; box++)
                 add_box(&a.dq, base + AT_DQ + w * ADDED_BYTES + box * (ADDED_BYTES / 2), (ACROSS ? w * 64 : 0) + box * 32,
                         tile * BM + (ACROSS ? 0 : w * 64), x.in_group, x.bg - a.first);
-            for (int box = 0; box < 2 * MORE; box++)
+            for (int box = 0; box < 2 * (MORE && turn); box++)
                 add_box(&a.dq, base + AT_DQ + (2 + w) * ADDED_BYTES + box * (ADDED_BYTES / 2), 128 + box * 32, tile * BM,
                         x.in_group, x.bg - a.first);
             put_close();
@@ -116,19 +117,19 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         const u32 bar = bar_q(base, stage), at_q = base + AT_Q + stage * DKC * CHUNK_BYTES;
         const u32 at_do = base + AT_DO + stage * DVC * CHUNK_BYTES, at_ds = base + AT_DS + buffer * 2 * CHUNK_BYTES;
         float s[BM / 2], dp[BM / 2];
-        score_products(s, dp, k_rows, v_rows, at_q, at_do, bar, phase);
-        const u32 columns = 8 * t;
-        const u32 shift = base + AT_SHIFT + stage * BM * 4 + columns, delta = base + AT_DELTA + stage * BM * 4 + columns;
+        Rows<BM> rows;
+        score_products(s, dp, rows, k_rows, v_rows, at_q, at_do, base + AT_SHIFT + stage * BM * 4 + 8 * t, bar, phase, w);
         if (tile * BM < first_full) {
             // A key is seen from the last token of its compression block on.
             const int since[2] = {key * D + L - 1 - tile * BM - 2 * t, (key + 8) * D + L - 1 - tile * BM - 2 * t};
-            probabilities<BM, true>(s, shift, a.scale2, since);
+            probabilities<BM, true>(s, rows, a.scale2, since);
         } else {
             const int since[2] = {0, 0};
-            probabilities<BM, false>(s, shift, a.scale2, since);
+            probabilities<BM, false>(s, rows, a.scale2, since);
         }
         u32 p[BM / 16][4];
         as_operand<BM>(p, s);
+        rows.load(base + AT_DELTA + stage * BM * 4 + 8 * t);
         const u64 do_across = operand(at_do, CHUNK_BYTES), q_across = operand(at_q, CHUNK_BYTES);
         products_begin();
 #pragma unroll
@@ -136,7 +137,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_close();
         products_wait<1>();
         u32 ds[BM / 16][4];
-        score_gradients<BM>(ds, s, dp, delta, at_ds + ds_lane);
+        score_gradients<BM>(ds, s, dp, rows, at_ds + ds_lane);
         fence_async();
         sync_some<1, 256>();
         float dq[ADDED];
@@ -147,7 +148,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_wait<2>();
         if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
-        hand_over(base, w, warp, g, t, dq, at_ds);
+        hand_over(base, w, warp, g, t, dq, at_ds, buffer == w);
         products_wait<0>();
         if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;

@@ -179,6 +179,9 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             const u64 q_tile = operand(at_q, CHUNK_BYTES), do_tile = operand(at_do, CHUNK_BYTES), ds_tile = operand(at_ds, 16);
             float s[BM / 2], dp[BM / 2];
             barrier_wait(bar_full(base, step), step / (2 * STAGES) & 1);
+            const u32 at_rows = base + AT_ROWS + stage * BM * 8 + 8 * t;
+            Rows<BM, false> rows, deltas;
+            rows.load(at_rows);
             products_begin();
 #pragma unroll
             for (int k = 0; k < DK / 16; k++) {
@@ -193,17 +196,17 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             }
             products_close();
             products_wait<1>();
-            const u32 shift = base + AT_ROWS + stage * BM * 8 + 8 * t;
             const int since[2] = {0, 0};
-            probabilities<BM, false>(s, shift, a.scale2, since);
+            probabilities<BM, false>(s, rows, a.scale2, since);
             u32 p[BM / 16][4], ds[BM / 16][4];
             as_operand<BM>(p, s);
+            deltas.load(at_rows + BM * 4);
             products_begin();
 #pragma unroll
             for (int k = 0; k < BM / 16; k++) multiply<1>(dv, p[k], further(do_tile, k * 2048), 1);
             products_close();
             products_wait<1>();
-            score_gradients<BM>(ds, s, dp, shift + BM * 4, at_ds + ds_lane);
+            score_gradients<BM>(ds, s, dp, deltas, at_ds + ds_lane);
             fence_async();
             sync_some(6 + w, 128);
             // Queries' gradients by 64 columns: all of them at once would leave the sums without registers.

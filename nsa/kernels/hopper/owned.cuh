@@ -16,10 +16,23 @@ DEVICE void begin(const Arguments &a, u32 base) {
     }
 }
 
-// Scores and dO . v of a tile, once queries and output gradients are there; the latter may be on its way still.
-DEVICE void score_products(float (&s)[BM / 2], float (&dp)[BM / 2], u64 k_rows, u64 v_rows, u32 at_q, u32 at_do, u32 bar, int phase) {
+// The first warpgroup's products of a tile are asked for before the second one's, so that exponentials of one run beside
+// products of the other.
+DEVICE void wait_turn(int w) {
+    if (w == 1) sync_some<6, 256>();
+}
+DEVICE void end_turn(int w) {
+    if (w == 0) arrive_some(6, 256);
+}
+
+// Scores and dO . v of a tile, once queries and output gradients are there; the latter may be on its way still. `rows`: what
+// scores lose, from `at_rows` on.
+DEVICE void score_products(float (&s)[BM / 2], float (&dp)[BM / 2], Rows<BM> &rows, u64 k_rows, u64 v_rows, u32 at_q,
+                           u32 at_do, u32 at_rows, u32 bar, int phase, int w) {
     const u64 q_rows = operand(at_q, 16), do_rows = operand(at_do, 16);
     barrier_wait(bar, phase);
+    rows.load(at_rows);
+    wait_turn(w);
     products_begin();
 #pragma unroll
     for (int i = 0; i < DK / 16; i++)
@@ -33,6 +46,7 @@ DEVICE void score_products(float (&s)[BM / 2], float (&dp)[BM / 2], u64 k_rows, 
         multiply<0, 0>(dp, further(v_rows, i / 4 * K_CHUNK_BYTES + i % 4 * 32),
                        further(do_rows, i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
     products_close();
+    end_turn(w);
     products_wait<1>();
 }
 
@@ -61,20 +75,16 @@ DEVICE void store_part(u32 at_dq, int warp, int g, int t, const float (&dq)[ADDE
 }
 
 // Leaves it to the warp that adds it to the sums in memory, once that has taken the one before; of 192 columns also the last
-// 64, as far as this warpgroup's own keys go.
-DEVICE void hand_over(u32 base, int w, int warp, int g, int t, float (&dq)[ADDED], u32 at_ds) {
+// 64, if it is this warpgroup's turn.
+DEVICE void hand_over(u32 base, int w, int warp, int g, int t, float (&dq)[ADDED], u32 at_ds, bool turn) {
     const u32 at_dq = base + AT_DQ + w * ADDED_BYTES;
     sync_some(4 + w, 160);
     store_part(at_dq, warp, g, t, dq);
-#if DK == 192
-    const u64 k_more = operand(base + AT_K + 2 * K_CHUNK_BYTES + w * 8192, 0), ds_rows = operand(at_ds + w * CHUNK_BYTES, 16);
-    products_begin();
-#pragma unroll
-    for (int i = 0; i < 4; i++) multiply<1, 0>(dq, further(k_more, i * 2048), further(ds_rows, i * 32), i > 0);
-    products_close();
-    products_wait<0>();
-    store_across<BM>(at_dq + 2 * ADDED_BYTES, warp, g, t, dq);
-#endif
+    if (MORE && turn) {
+        query_gradients(dq, operand(base + AT_K + 2 * K_CHUNK_BYTES, 0), operand(at_ds, 16), w);
+        products_wait<0>();
+        store_part(at_dq + 2 * ADDED_BYTES, warp, g, t, dq);
+    }
     fence_async();
     arrive_some(2 + w, 160);
 }

@@ -2,13 +2,27 @@
 //
 // Lane 4 * g + t of a warp holds of its 16 keys g and g + 8, and of every eight rows 2 * t and 2 * t + 1.
 
+// Numbers of a lane's rows in shared memory, two of every eight. Where registers suffice they are loaded before products that
+// keep shared memory busy, for a load behind these waits as long as they take.
+template <int N_ROWS, bool HELD = N_ROWS <= 64> struct Rows {
+    float2 held[HELD ? N_ROWS / 8 : 1];
+    u32 from;
+
+    DEVICE void load(u32 at) {
+        from = at;
+#pragma unroll
+        for (int j = 0; HELD && j < N_ROWS / 8; j++) held[j] = load_two(at + j * 32);
+    }
+    DEVICE float2 operator[](int j) const { return HELD ? held[j] : load_two(from + j * 32); }
+};
+
 // Gated probabilities from scores `s [64 keys, N_ROWS rows]` of a warpgroup, whose rows lose `shift`; 0 for a column before
 // `since`.
-template <int N_ROWS, bool MASKED>
-DEVICE void probabilities(float (&s)[N_ROWS / 2], u32 shift, float scale2, const int (&since)[2]) {
+template <int N_ROWS, bool MASKED, bool HELD>
+DEVICE void probabilities(float (&s)[N_ROWS / 2], const Rows<N_ROWS, HELD> &shift, float scale2, const int (&since)[2]) {
 #pragma unroll
     for (int j = 0; j < N_ROWS / 8; j++) {
-        const float2 m = load_two(shift + j * 32);
+        const float2 m = shift[j];
         // The last bit of the shift is the gate's sign.
         const u32 sign[2] = {__float_as_uint(m.x) << 31, __float_as_uint(m.y) << 31};
 #pragma unroll
@@ -29,11 +43,12 @@ template <int N_ROWS> DEVICE void as_operand(u32 (&a)[N_ROWS / 16][4], const flo
 
 // Gradients of scores `ds = p (dp - delta)`, as an operand and, turned over, in shared memory: rows down, 64 keys across.
 // `to`: where the lane's row of the first four 8 x 8 matrices goes.
-template <int N_ROWS>
-DEVICE void score_gradients(u32 (&ds)[N_ROWS / 16][4], const float (&p)[N_ROWS / 2], const float (&dp)[N_ROWS / 2], u32 delta, u32 to) {
+template <int N_ROWS, bool HELD>
+DEVICE void score_gradients(u32 (&ds)[N_ROWS / 16][4], const float (&p)[N_ROWS / 2], const float (&dp)[N_ROWS / 2],
+                            const Rows<N_ROWS, HELD> &delta, u32 to) {
 #pragma unroll
     for (int j = 0; j < N_ROWS / 8; j++) {
-        const float2 e = load_two(delta + j * 32);
+        const float2 e = delta[j];
         ds[j / 2][j % 2 * 2] = pack(p[4 * j] * (dp[4 * j] - e.x), p[4 * j + 1] * (dp[4 * j + 1] - e.y));
         ds[j / 2][j % 2 * 2 + 1] = pack(p[4 * j + 2] * (dp[4 * j + 2] - e.x), p[4 * j + 3] * (dp[4 * j + 3] - e.y));
         if (j % 2) store_matrices_transposed(to + j / 2 * 2048, ds[j / 2]);

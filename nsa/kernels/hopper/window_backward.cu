@@ -100,8 +100,9 @@ DEVICE void bring(const Arguments &a, const Place &x, u32 base) {
 
 // Adds what the warpgroups left to the queries' gradient.
 DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int lane) {
+    int added = 0;
     for (int i = 0; i < HS; i++)
-        for (int tile = x.tile_begin; tile < x.tile_end; tile++) {
+        for (int tile = x.tile_begin; tile < x.tile_end; tile++, added++) {
             arrive_some(4, 160);
             arrive_some(5, 160);
             for (int w = 0; w < 2; w++) {
@@ -110,7 +111,7 @@ DEVICE void add_up(const Arguments &a, const Place &x, u32 base, int lane) {
                     for (int box = 0; box < 2; box++)
                         add_box(&a.dq, base + AT_DQ + w * ADDED_BYTES + box * (ADDED_BYTES / 2), (ACROSS ? w * 64 : 0) + box * 32,
                                 tile * BM + (ACROSS ? 0 : w * 64), x.head + i, x.pair);
-                    for (int box = 0; box < 2 * MORE; box++)
+                    for (int box = 0; box < 2 * (MORE && added % 2 == w); box++)
                         add_box(&a.dq, base + AT_DQ + (2 + w) * ADDED_BYTES + box * (ADDED_BYTES / 2), 128 + box * 32, tile * BM,
                                 x.head + i, x.pair);
                     put_close();
@@ -158,6 +159,8 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             const u32 none[4] = {0, 0, 0, 0};
 #pragma unroll
             for (int i = 0; i < BM / 16; i++) store_matrices_transposed(at_ds + ds_lane + i * 2048, none);
+            wait_turn(w);
+            end_turn(w);
             fence_async();
             sync_some<1, 256>();
             float dq[ADDED];
@@ -165,7 +168,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             if (ARRIVES) barrier_arrive(bar + 8);
             if (ARRIVES) barrier_arrive(bar + 24);
             products_wait<0>();
-            hand_over(base, w, warp, g, t, dq, at_ds);
+            hand_over(base, w, warp, g, t, dq, at_ds, buffer == w);
             buffer ^= 1;
             if (++tile == x.tile_end) tile = x.tile_begin;
             if (++stage == STAGES) {
@@ -175,11 +178,10 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
             continue;
         }
         float s[BM / 2], dp[BM / 2];
-        score_products(s, dp, k_rows, v_rows, at_q, at_do, bar, phase);
-        const u32 columns = 8 * t;
-        const u32 shift = base + AT_SHIFT + stage * BM * 4 + columns, delta = base + AT_DELTA + stage * BM * 4 + columns;
+        Rows<BM> rows;
+        score_products(s, dp, rows, k_rows, v_rows, at_q, at_do, base + AT_SHIFT + stage * BM * 4 + 8 * t, bar, phase, w);
         const int none[2] = {0, 0};
-        probabilities<BM, false>(s, shift, a.scale2, none);
+        probabilities<BM, false>(s, rows, a.scale2, none);
         if (t0 < since + (x.kind < 2 ? 63 : 0) || t0 + BM > until) {
             int from[2], to[2];
 #pragma unroll
@@ -192,6 +194,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         }
         u32 p[BM / 16][4];
         as_operand<BM>(p, s);
+        rows.load(base + AT_DELTA + stage * BM * 4 + 8 * t);
         const u64 do_across = operand(at_do, CHUNK_BYTES), q_across = operand(at_q, CHUNK_BYTES);
         products_begin();
 #pragma unroll
@@ -199,7 +202,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_close();
         products_wait<1>();
         u32 ds[BM / 16][4];
-        score_gradients<BM>(ds, s, dp, delta, at_ds + ds_lane);
+        score_gradients<BM>(ds, s, dp, rows, at_ds + ds_lane);
         fence_async();
         sync_some<1, 256>();
         float dq[ADDED];
@@ -210,7 +213,7 @@ DEVICE void consume(const Arguments &a, const Place &x, u32 base, int w) {
         products_wait<2>();
         if (ARRIVES) barrier_arrive(bar + 24);
         products_wait<1>();
-        hand_over(base, w, warp, g, t, dq, at_ds);
+        hand_over(base, w, warp, g, t, dq, at_ds, buffer == w);
         products_wait<0>();
         if (ARRIVES) barrier_arrive(bar + 8);
         buffer ^= 1;
