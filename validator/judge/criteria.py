@@ -202,9 +202,13 @@ def _judge(asked: Question, binding: Binding) -> Judgment:
 
 
 def _beside_others(judgment: Judgment, asked: Question, binding: Binding) -> Judgment:
-    """A bound of pace that is missed while other programs hold the CPU is open: they may be why."""
+    """A bound of pace that is missed while other programs hold the CPU is open, if without them it may be met."""
     if judgment.status != "FAIL":
         return judgment
+    assert isinstance(judgment.observed, float)
+    assert isinstance(judgment.bound, float)
+    few, many = sorted((abs(judgment.observed), abs(judgment.bound)))
+    missed_by = many / few if few else math.inf
     for name in {one.name for one in references(asked.comparison.left)}:
         one = asked.resolved[name]
         phase, (arm, index) = asked.data[one.source], binding[one.source]
@@ -212,10 +216,10 @@ def _beside_others(judgment: Judgment, asked: Question, binding: Binding) -> Jud
             continue
         runs = phase.arms.get(arm, ())[slice(None) if index is None else slice(index, index + 1)]
         taken = {run.spec.id: phase.slowed_by_others(run, one, operator=asked.comparison.operator) for run in runs}
-        known = {run: pct for run, pct in taken.items() if pct is not None}
+        known = {run: others for run, others in taken.items() if others is not None and missed_by <= others.gain}
         if known and 2 * len(known) >= len(runs):
             message = (
-                f"{judgment.message} Other programs used {max(known.values()):.0f} % of the machine's CPU "
+                f"{judgment.message} Other programs used {max(known.values()).pct:.0f} % of the machine's CPU "
                 f"in most of {listed(list(known))}, and hardly any was left: run it again without them."
             )
             return replace(judgment, status="INCONCLUSIVE", message=message, open_for=None, needed=None)

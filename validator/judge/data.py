@@ -20,7 +20,7 @@ from validator.model.result import MetricStats, Result, ScalarValue
 from validator.model.runbook import TrainPhase
 from validator.model.verdict import Evidence, PhaseReport, RunReport, ValidationReport
 from validator.stats.clock import OWN_WORD, OwnWord, own_word
-from validator.stats.crowding import others_held, others_in
+from validator.stats.crowding import Others, others_held, others_in
 from validator.stats.estimate import NORMAL_975, REPLICATES, UNKNOWN_REACH, Estimate, combine, exact, over_runs
 from validator.stats.means import pooled_cv
 from validator.stats.measure import EXACT_STATISTICS, NotMeasured, RunMeasurement, measure
@@ -210,8 +210,8 @@ class PhaseData:
         # The drift is the slow-down itself, so it needs no second proof.
         return tuple(replace(one, slowed=False) if resolved.kind == "scalar" else one for one in found)
 
-    def slowed_by_others(self, run: RunRecord, resolved: Resolved, *, operator: str) -> float | None:
-        """Per cent of the CPU that other programs used, where they may be why a run misses a bound of pace."""
+    def slowed_by_others(self, run: RunRecord, resolved: Resolved, *, operator: str) -> Others | None:
+        """What other programs used of the CPU, where they may be why a run misses a bound of pace."""
         measurement = measured(run)
         if run.result is None or measurement is None:
             return None
@@ -221,7 +221,8 @@ class PhaseData:
             third = (within[1] - within[0]) / 3
             fast, slow = (within[0], within[0] + third), (within[1] - third, within[1])
             fell = isinstance(drift := _known_scalars(run)[resolved.name].value, float) and drift < 0
-            return others_in(series, slow=slow, fast=fast) if fell else None
+            pct = others_in(series, slow=slow, fast=fast) if fell else None
+            return None if pct is None else Others(pct)
         if not _misses_when_slow(resolved, operator):
             return None
         cpu = self.validation.environment.get("cpu")

@@ -18,6 +18,9 @@ _OTHER_CORES = 0.25
 _OWN_CORES = 0.2
 """Cores below which what the run and the validator use, itself some 0.1, is no work that waits for other programs."""
 
+_SHARED = 2.0
+"""Times as fast a run may be, for the same time of the CPU, whose caches and clocks nobody shares."""
+
 _MOST = 0.5
 """Share of the samples of a slow stretch that other programs crowd, from which it is not this machine's."""
 
@@ -44,17 +47,25 @@ def others_in(series: Mapping[str, Series], *, slow: Stretch, fast: Stretch) -> 
     return None if before and mean < _mean_pct(before) + OTHERS_PCT else mean
 
 
-def others_held(series: Mapping[str, Series], *, within: Stretch, cores: float | None) -> float | None:
-    """Per cent of all cores that other programs used in a stretch; None where they do not explain that all of it is
-    slow.
+class Others(NamedTuple):
+    """CPU that other programs used, in percent of all cores, and how many times as fast a run may be without them."""
+
+    pct: float
+    gain: float = math.inf
+
+
+def others_held(series: Mapping[str, Series], *, within: Stretch, cores: float | None) -> Others | None:
+    """What other programs used in a stretch; None where they do not explain that all of it is slow.
 
     They do where they crowd most samples there. A run that hardly computes on the CPU does not wait for it.
     """
     own = [one for one in _samples(series) if within[0] <= one.step <= within[1]]
-    least_own = 100 * _OWN_CORES / (cores or 1.0)
-    if not _crowd(own, least_others_pct(cores)) or _mean_pct(one.busy - one.others for one in own) < least_own:
+    if not _crowd(own, least_others_pct(cores)):
         return None
-    return _mean_pct(one.others for one in own)
+    used_pct = _mean_pct(one.busy - one.others for one in own)
+    if used_pct < 100 * _OWN_CORES / (cores or 1.0):
+        return None
+    return Others(_mean_pct(one.others for one in own), gain=_SHARED * 100 / used_pct)
 
 
 class _Sample(NamedTuple):

@@ -387,6 +387,13 @@ def test_a_bound_of_pace_that_is_missed_beside_other_programs_is_open(
     )
 
 
+@pytest.mark.parametrize(("least", "status"), [(330, "INCONCLUSIVE"), (350, "FAIL"), (1e12, "FAIL")])
+def test_a_bound_that_no_machine_of_its_own_would_reach_fails_beside_other_programs(least: float, status: str) -> None:
+    """A run that has 59 % of the CPU has 100 % without the others, and is twice as fast for the same time of it."""
+    found = verdict(judge_one(f"toks_per_s.mean >= {least}", runs=_beside(40, 99)), "1")
+    assert found.status == status
+
+
 @pytest.mark.parametrize("criterion", ["loss.last <= 1", "toks_per_s.mean <= 50", "step_time_s.mean >= 2 s"])
 def test_what_other_programs_cannot_make_worse_fails_beside_them(criterion: str) -> None:
     assert verdict(judge_one(criterion, runs=_beside(40, 99)), "1").status == "FAIL"
