@@ -221,6 +221,10 @@ def _against_clock(run: RunFacts, claim: Claim, *, at_most: bool) -> Diagnosis |
     if clock is None:
         return None
     _, found_ = best_reading(claim, clock, after_step=run.spec.warmup_steps)
+    if found_ is not None and found_.fits(whole=claim.whole) and found_.left_out is not None and not claim.whole:
+        part = found_.left_out
+        passed = f"steps {part.first_step} to {part.last_step} took {part.elapsed_s:,.1f} s by {clock.name}"
+        return _contradicted(run, claim, passed, part.claimed_s, 1 / max(part.ratio, 1e-9), there=" in a part of it")
     if found_ is None or found_.fits(whole=claim.whole) or (at_most and found_.ratio > 1):
         return None
     steps = f"steps {found_.first_step + 1} to {found_.last_step}"
@@ -244,15 +248,17 @@ def _against_duration(run: RunFacts, claim: Claim) -> Diagnosis | None:
     return _contradicted(run, claim, passed, claimed_s, max(duration_s, 1e-3) / claimed_s)
 
 
-def _contradicted(run: RunFacts, claim: Claim, passed: str, claimed_s: float, slower: float) -> Diagnosis:
-    """The finding; `slower` is elapsed over claimed time."""
+def _contradicted(
+    run: RunFacts, claim: Claim, passed: str, claimed_s: float, slower: float, *, there: str = ""
+) -> Diagnosis:
+    """The finding; `slower` is elapsed over claimed time, and `there` says which part of the run it is seen in."""
     declared = claim.name == "toks_per_s" and run.spec.tokens_per_step is not None
     factor, way = (slower, "fast") if slower > 1 else (1 / slower, "slow")
     at = f", at the {run.spec.tokens_per_step:,} tokens_per_step that the runbook declares," if declared else ""
     because = evidence(f"{claim.name} adds up to {claimed_s:,.1f} s", claim.source or None)
     return Diagnosis(
         f"By its {claim.name}{at} the trainer needed {claimed_s:,.1f} s, yet {passed}: {claim.name} is of a run "
-        f"{format_number(factor, digits=3)} times as {way}.",
+        f"{format_number(factor, digits=3)} times as {way}{there}.",
         because=[because, evidence(passed)],
         next_step="Look at the unit of the time, at how tokens are counted (tokens_per_step of the trainer and of the "
         "runbook, ranks, accumulation), and at what the timer leaves out (data, logging); or the rows are not of this "

@@ -41,6 +41,9 @@ share of that which may be left when it is read as one."""
 _PARTS, _MIN_PART = 8, 8
 """Parts of a run in which a claim is compared by itself, and stretches that each has at least."""
 
+_LASTING = 1 / 4
+"""Share of the stretches, one behind the other, from which a part that takes longer than claimed is no pause."""
+
 _RISES = 0.9
 """Share of the rows in which a time since the start rises; it falls where a trainer starts again."""
 
@@ -77,12 +80,27 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A lasting part of a run whose steps `first_step` to `last_step` took longer than was claimed of them.
+
+    `ratio` is the median over its stretches of claimed over elapsed time, below `FITS`; both times are in seconds.
+    """
+
+    first_step: int
+    last_step: int
+    claimed_s: float
+    elapsed_s: float
+    ratio: float
+
+
+@dataclass(frozen=True)
 class ClockComparison:
     """A claim compared with a clock: the median over `stretches` of claimed over elapsed time, and both in all.
 
     `agreeing` is the share of the stretches in which they agree, `lowest` and `highest` are the ratios over the eighths
     of them in which they are that. `room` is what the elapsed time may be off by, as a share of it: 0 where the
     comparison is exact. Where it is not, `lowest` and `highest` are the medians of the first and the second half.
+    `left_out` is the longest part in which hardly a stretch agrees, though the run as a whole may.
     """
 
     ratio: float
@@ -95,6 +113,11 @@ class ClockComparison:
     first_step: int
     last_step: int
     room: float = 0.0
+    left_out: LeftOut | None = None
+
+    def keeps(self) -> bool:
+        """Whether each part of the run agrees, pauses included."""
+        return FITS[0] <= self.lowest and self.highest <= FITS[1]
 
     def fits(self, *, whole: bool) -> bool:
         """Whether the claim can be of this run. A factor that is seen in a short time must hold in both its halves."""
@@ -155,7 +178,7 @@ def _over_stretches(at: Steps, when: Floats, claimed: Floats, *, exact: bool) ->
     sound = gaps > 0  # a wall clock that was set back
     if sound.sum() < _MIN_STRETCHES:
         return None
-    gaps, claimed_gaps = gaps[sound], claimed_gaps[sound]
+    gaps, claimed_gaps, until = gaps[sound], claimed_gaps[sound], at[ends[1:]][sound]
     ratios, elapsed_s = claimed_gaps / gaps, float(gaps.sum())
     halves = [float(np.median(half)) for half in np.array_split(ratios, 2)]
     parts = _of_parts(claimed_gaps, gaps) if exact else halves
@@ -171,13 +194,41 @@ def _over_stretches(at: Steps, when: Floats, claimed: Floats, *, exact: bool) ->
         first_step=int(at[0]),
         last_step=int(at[-1]),
         room=0.0 if exact else room,
+        left_out=_left_out(claimed_gaps, gaps, at[ends[:-1]][sound], until) if exact else None,
     )
 
 
+def _parts(stretches: int) -> list[npt.NDArray[np.intp]]:
+    """Places of the stretches in each part of the run; the parts have as many of them."""
+    return np.array_split(np.arange(stretches), min(_PARTS, max(1, stretches // _MIN_PART)))
+
+
 def _of_parts(claimed: Floats, elapsed: Floats) -> list[float]:
-    """Claimed over elapsed time in parts of the run that have as many stretches each."""
-    parts = np.array_split(np.arange(len(elapsed)), min(_PARTS, max(1, len(elapsed) // _MIN_PART)))
-    return [float(claimed[part].sum() / elapsed[part].sum()) for part in parts]
+    """Claimed over elapsed time in each part of the run."""
+    return [float(claimed[part].sum() / elapsed[part].sum()) for part in _parts(len(elapsed))]
+
+
+def _left_out(claimed: Floats, elapsed: Floats, since: Steps, until: Steps) -> LeftOut | None:
+    """The longest part of the run that took longer than was claimed: `claimed [n]` and `elapsed [n]` are of the
+    stretches behind the steps `since [n]` up to `until [n]`. Pauses leave some stretches between them that agree."""
+    ratios = claimed / elapsed
+    parts, best, here = _parts(len(ratios)), np.empty(0, np.intp), np.empty(0, np.intp)
+    for part in parts:
+        agreeing = float((ratios[part] >= FITS[0]).mean())
+        here = np.append(here, part) if agreeing < _AGREEING else here[:0]
+        best = max(best, here, key=len)
+    if len(parts) < 2 or len(best) < _LASTING * len(ratios):
+        return None
+    agrees = np.flatnonzero(ratios >= FITS[0])  # the part ends where they do, not at the border of an eighth
+    first, last = (agrees[agrees < best[0]], agrees[agrees > best[-1]])
+    best = np.arange(first[-1] + 1 if first.size else 0, last[0] if last.size else len(ratios))
+    return LeftOut(
+        first_step=int(since[best[0]]) + 1,
+        last_step=int(until[best[-1]]),
+        claimed_s=float(claimed[best].sum()),
+        elapsed_s=float(elapsed[best].sum()),
+        ratio=float(np.median(ratios[best])),
+    )
 
 
 def _stretches(when: Floats) -> npt.NDArray[np.intp]:
@@ -258,15 +309,16 @@ def best_reading(claim: Claim, clock: Clock, *, after_step: int = 0) -> tuple[Cl
 
     Trainers print a time per step, but also the time of all steps since the last row, the mean since the start, or
     the time since the start; and a name such as `dt` says neither seconds nor milliseconds. The first of these that
-    fits is taken; where none does, the claim stays as it is.
+    fits all along is taken; where none does, the claim stays as it is.
     """
     plain = compare(claim, clock, after_step=after_step, exact=False)
-    if plain is None or plain.fits(whole=claim.whole):
+    if plain is None or (plain.fits(whole=claim.whole) and (claim.whole or plain.left_out is None)):
         return claim, plain
     for reading, seconds in _readings(claim):
         other = replace(claim, seconds=seconds, reading=reading)
         found = compare(other, clock, after_step=after_step, exact=False)
-        if found is not None and found.fits(whole=True):
+        level = plain.left_out is None or (found is not None and found.keeps())
+        if found is not None and level and found.fits(whole=True):
             return other, found
     return claim, plain
 

@@ -63,7 +63,10 @@ _KNOWN_PAUSES = 3
 
 
 def as_read(result: Result, *, warmup_steps: int) -> tuple[Series | None, str | None]:
-    """`step_time_s` as the validator's clock shows it to be meant; and why it cannot be believed, if so."""
+    """`step_time_s` as the validator's clock shows it to be meant; and why it cannot be believed, if so.
+
+    Where a lasting part of the run took longer than it claims, its level there is that of the clock.
+    """
     times = result.series.get("step_time_s")
     claim = next((one for one in claims(result) if one.name == "step_time_s"), None)
     clock = None if claim is None else clock_for(result, claim.source)
@@ -75,6 +78,9 @@ def as_read(result: Result, *, warmup_steps: int) -> tuple[Series | None, str | 
             f"step_time_s adds up to {found.claimed_s:,.1f} s for steps {found.first_step + 1} to {found.last_step}, "
             f"which took {found.elapsed_s:,.1f} s by {clock.name}"
         )
+    if not read.reading and found is not None and (part := found.left_out) is not None:
+        inside = (times.steps >= part.first_step) & (times.steps <= part.last_step)
+        return replace(times, values=np.where(inside, times.values / part.ratio, times.values)), None
     if not read.reading:
         return None, None
     each = read.seconds / covered_steps(read.steps)

@@ -317,3 +317,35 @@ def test_a_time_in_milliseconds_is_read_as_such_in_a_short_run() -> None:
     times = ar1(100, cv=0.05, level=0.03)
     found = measure(told(None, 1e3 * times, **arrivals(times)), warmup_steps=10)
     assert mean(found, "step_time_s") == pytest.approx(0.03, rel=0.05)
+
+
+@pytest.mark.parametrize("slow", [slice(200, 400), slice(100, 250)])
+def test_a_part_of_a_run_that_takes_twice_as_long_as_is_printed_has_the_level_of_the_clock(slow: slice) -> None:
+    """The real time of a step doubled half-way while the printed one stayed, and its mean met the bound."""
+    printed = ar1(400, cv=0.02, level=0.05)
+    wall = printed.copy()
+    wall[slow] *= 2
+    found = measure(told(None, printed, **arrivals(wall)), warmup_steps=0)
+    assert mean(found, "step_time_s") == pytest.approx(wall.mean(), rel=0.03)
+    (claim,) = claims(one := told(None, printed, **arrivals(wall)))
+    clock = clock_for(one, claim.source)
+    assert clock is not None
+    compared = best_reading(claim, clock)[1]
+    assert compared is not None
+    assert compared.left_out is not None
+    assert compared.left_out.ratio == pytest.approx(0.5, rel=0.03)
+    assert abs(compared.left_out.first_step - slow.start) <= 10
+    assert abs(compared.left_out.last_step - slow.stop) <= 10
+
+
+@pytest.mark.parametrize(("every", "cost_s"), [(100, 8.0), (20, 1.0), (200, 20.0)])
+def test_pauses_that_a_time_per_step_leaves_out_are_no_part_of_a_run(every: int, cost_s: float) -> None:
+    printed, wall = paused(400, every=every, cost_s=cost_s)
+    assert as_read(told(None, printed, **arrivals(wall)), warmup_steps=0) == (None, None)
+
+
+def test_a_running_mean_behind_a_slow_half_is_read_as_such() -> None:
+    wall = ar1(400, cv=0.02, level=0.05) * np.where(np.arange(400) < 200, 1, 3)
+    printed = np.cumsum(wall) / np.arange(1, 401)
+    found = measure(told(None, printed, **arrivals(wall)), warmup_steps=0)
+    assert mean(found, "step_time_s") == pytest.approx(wall.mean(), rel=0.03)
