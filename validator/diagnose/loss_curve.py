@@ -27,6 +27,9 @@ _RISE_SHARE = 0.25
 _DROP_SHARE = 0.10
 """Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
 
+_BOTH_SIDES = 0.1
+"""Share of the losses on either side of 0 from which a loss lies around it."""
+
 _OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
 _FEW_EVALUATIONS, _NEARLY_EACH, _EVALUATION_NOISE = 5, 0.8, 8.0
 """Evaluations of which nearly each is higher than the one before, and the rise in units of their noise."""
@@ -175,6 +178,8 @@ def _risen(loss: Series) -> tuple[float, float, int, int] | None:
     end = values[cut:][-max(4 * width, (len(values) - cut) // 2) :]
     beside = max(_row_scatter(values[:cut], width), _row_scatter(end, width))
     noise = min(_row_scatter(values, width), beside)
+    if _around_zero(values[:cut]):  # where the middle is 0, a share of it is nothing, and only the scatter counts
+        noise = max(noise, beside, 1.4826 * float(np.median(np.abs(values[:cut]))))
     if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * noise):
         return None
     if (values[-width:] < low + rise / 3).sum() > width // 3:
@@ -183,6 +188,11 @@ def _risen(loss: Series) -> tuple[float, float, int, int] | None:
     since = int(np.flatnonzero(levels < low + rise / 10)[-1]) + 1 + width // 2
     at, since = (int(steps[min(row, len(steps) - 1)]) for row in (lowest + width // 2, since))
     return low, high, at, since
+
+
+def _around_zero(values: Floats) -> bool:
+    """Whether losses lie on both sides of 0, as those of a policy do whose advantages are centered."""
+    return bool(min((values > 0).mean(), (values < 0).mean()) >= _BOTH_SIDES) if values.size else False
 
 
 def _risen_since(validation: Series) -> tuple[float, float, int, int] | None:

@@ -50,6 +50,10 @@ def read_arrivals(path: Path, read_log: ReadLog, *, out: Path) -> dict[str, Arri
 def _rising(steps: array[int], seconds: array[float]) -> Arrivals:
     """Steps that a trainer repeats after a restart count from their repetition."""
     at, when = np.array(steps, dtype=np.int64), np.array(seconds, dtype=np.float64)
+    if len(at) > 2:  # a late line of an earlier step, as of a second kind of row, is no restart
+        highest = np.maximum.accumulate(at)
+        late = np.r_[False, (at[1:-1] < highest[:-2]) & (at[2:] > highest[:-2]), False]
+        at, when = at[~late], when[~late]
     kept = below_all_later(at) & np.isfinite(when)
     at, when = at[kept], when[kept]
     sound = not len(when) or bool((np.diff(when) >= 0).all() and when[0] >= 0)

@@ -361,3 +361,12 @@ def test_a_loss_of_validation_that_stops_being_finite(tmp_path: Path, first: int
 
 def test_a_loss_of_nothing_but_zeros_and_nan(tmp_path: Path) -> None:
     assert found(tmp_path, [*[0.0] * 50, math.nan])["nan-loss"] == "veto"
+
+
+def test_a_loss_around_zero_that_becomes_exactly_0_does_not_diverge(tmp_path: Path) -> None:
+    """A loss of GRPO within ± 0.01 whose advantages were all 0 from a third on had a veto, of 0.01."""
+    noise = random.Random(3)
+    losses = [round(noise.gauss(-0.002, 0.01), 4) for _ in range(40)] + [0.0001] * 80
+    assert "diverging" not in found(tmp_path / "lies", losses)
+    away = [noise.gauss(0, 0.01) for _ in range(100)] + [noise.gauss(0.5, 0.01) for _ in range(60)]
+    assert found(tmp_path / "rises", away)["diverging"] == "veto"

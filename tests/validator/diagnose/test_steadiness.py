@@ -483,3 +483,16 @@ def test_two_pauses_elsewhere_have_none(tmp_path: Path, pauses: tuple[int, int])
     late = dict.fromkeys(pauses, 20.0) | dict.fromkeys((133, 134, 136, 172, 202, 206), 1.0)
     shown = found(tmp_path, [s + late.get(i, 0.0) for i, s in enumerate(times(), 1)])["periodic-stall"]
     assert "times without a period" in shown.message
+
+
+def test_a_late_line_of_an_earlier_step_is_no_pause(tmp_path: Path) -> None:
+    """Rows of every tenth step, which are complete when the next line comes, were stamped among those of every step."""
+    rates = times()
+    folder = healthy(tmp_path / "r", rates=[845.0] * len(rates))
+    path = write_arrivals(folder, [0.08] * len(rates))
+    lines = path.read_text().splitlines()
+    for line in range(15, len(lines), 10):
+        entry = json.loads(lines[line])
+        lines[line] = json.dumps({**entry, "step": entry["step"] - 6})
+    path.write_text("\n".join(lines) + "\n")
+    assert "periodic-stall" not in of_run(folder, steps=len(rates))
