@@ -139,6 +139,12 @@ FAULTS: tuple[Case, ...] = (
         "zero-loss",
         text=book(train(accept_findings=["zero-loss"])),
     ),
+    _fault(
+        "evaluations-that-are-the-same",
+        "INCONCLUSIVE",
+        FakeRun(columns={"val_loss": [max(3.2522, 4.1203 - 0.29 * (i // 15)) for i in range(120)]}),
+        "zero-grad",
+    ),
     _fault("norm-that-is-not-measured", "GO", FakeRun(columns={"grad_norm": [0.0] * 120}), "zero-grad"),
     _fault(
         "rate-that-steps-down",

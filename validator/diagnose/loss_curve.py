@@ -51,6 +51,9 @@ _FROZEN_ROWS = 8
 _FROZEN_CHANCE = 1e-9
 """Chance of as many equal losses at the end, by those before, below which a loss has frozen."""
 
+_SAME_EVALUATIONS, _EQUAL_BY_CHANCE = 4, 1e-3
+"""Equal evaluations that no chance makes, and the chance of as many below which they are looked at."""
+
 _RECENT_ROWS = 30
 _ALIKE = 0.5
 """Share of equal neighbors before, beyond which equal losses at the end show nothing."""
@@ -344,11 +347,73 @@ def _frozen(values: Floats) -> tuple[int, bool] | None:
     longer = changes[-2 * _RECENT_ROWS :]
     level = len(longer) == 2 * _RECENT_ROWS and alike <= _OFTEN_ALIKE and ending.mean() >= _LEVEL * longer.mean()
     abrupt = bool(level or np.median(changes[-3:]) > _ABRUPT_STEPS * step)
-    faded = np.median(ending) < _FADED * np.median(recent)
-    faded |= not abrupt and ending.mean() < _LEVEL * recent.mean()
+    bends = np.abs(np.diff(before, 2))
+    # At a third of their scatter, which could not fade that far unseen, losses would be equal as often as this.
+    unlikely = _chance_of_equal(ending, step) ** repeats <= _FROZEN_CHANCE
+    abrupt |= unlikely and not _has_faded(bends, abrupt=False)
+    faded = _has_faded(changes, abrupt=abrupt) and _has_faded(bends, abrupt=abrupt)
     if alike > _ALIKE or chance > _FROZEN_CHANCE or faded or not varied:
         return None
     return len(values) - last, abrupt
+
+
+def _has_faded(changes: Floats, *, abrupt: bool) -> bool:
+    """Whether the last of the changes `[n]`, of a trend or of the scatter around it, are smaller than the recent."""
+    recent = changes[-_RECENT_ROWS:]
+    ending = recent[-max(3, len(recent) // 3) :]
+    fainter = not abrupt and ending.mean() < _LEVEL * recent.mean()
+    return bool(np.median(ending) < _FADED * np.median(recent) or fainter)
+
+
+def _chance_of_equal(changes: Floats, step: float) -> float:
+    """How often two losses, written to `step`, are equal by chance, where the changes `[n]` have shrunk to a third."""
+    scatter = _FADED * 1.4826 * float(np.median(changes))
+    return math.erf(step / 2 / scatter / math.sqrt(2.0)) if scatter > 0 else 1.0
+
+
+@rule("zero-grad", "veto", of="run")
+def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss of the validation that varied and is then the same to the last digit: the weights do not move.
+
+    A veto from four equal evaluations on, a warning for three. A validation that settles changes by ever fewer steps of
+    its print before.
+    """
+    if not run.training:
+        return
+    for name in _OF_VALIDATION:
+        series = run.result.series.get(name)
+        equal = None if series is None else _equal_evaluations(series)
+        if series is None or equal is None:
+            continue
+        count, since = equal
+        said = f"{name} is {series.values[-1]:.10g} in each of the last {count} evaluations"
+        yield Diagnosis(
+            f"{said}, from step {since} on, and varied before: the weights no longer move, or it is not measured.",
+            severity="veto" if count >= _SAME_EVALUATIONS else "warning",
+            because=[evidence(said, series.source.path, f"step {since}")],
+            next_step="Look at whether the optimizer still steps there (learning rate, loss scale, frozen parameters, "
+            "an exception that is caught), and whether the evaluation uses the weights that are trained.",
+        )
+        return
+
+
+def _equal_evaluations(validation: Series) -> tuple[int, int] | None:
+    """How many evaluations are the same at the end, and the step of the first of them; None where chance makes that.
+
+    Some trainers repeat the last evaluation in each row: there it counts once each time that it is due.
+    """
+    finite = np.isfinite(validation.values)
+    values, steps = validation.values[finite], validation.steps[finite]
+    changed = np.flatnonzero(np.diff(values)) + 1
+    if len(changed) < 2 or np.ptp(np.diff(changed)):
+        return None
+    every, last = int(changed[1] - changed[0]), int(changed[-1])
+    repeats = (len(values) - last - 1) // every
+    before = values[last::-every][::-1]
+    rarely = min(1.0, _step_of(before) / (_FADED * float(np.median(np.abs(np.diff(before))[-3:]))))
+    if repeats < 2 or rarely**repeats > _EQUAL_BY_CHANCE:
+        return None
+    return repeats + 1, int(steps[last])
 
 
 def _step_of(losses: Floats) -> float:

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,6 +200,8 @@ def frozen(losses: list[float], rows: int) -> list[float]:
 
 
 SCATTER = [4.4 + 0.018 * random.Random(f"{i}").gauss(0, 1) for i in range(60)]
+STEEP = [4.86, 4.84, 4.76, 4.64, 4.42, 4.17, 3.93, 3.72, 3.63, 3.53, 3.47, 3.44, 3.43, 3.38, 3.58, 3.31, 3.3, 3.24]
+STEEP += [3.35, 3.31, 3.28, 3.25, 3.27, 3.25, 3.15, 3.17]
 MEAN = [sum(falling()[: i + 1]) / (i + 1) for i in range(N)]
 
 
@@ -210,6 +213,7 @@ MEAN = [sum(falling()[: i + 1]) / (i + 1) for i in range(N)]
         ("from a tenth on", frozen(printed(falling(share=0.03)), 180), "veto"),
         ("two decimals", frozen(printed(falling(share=0.03), 2), 40), "veto"),
         ("two decimals that hardly vary", frozen(printed(SCATTER, 2), 30), "warning"),
+        ("two decimals behind a steep start", STEEP + [3.17] * 23, "veto"),
         ("renewed every 5 rows", frozen(printed(falling(share=0.03), every=5), 100), "veto"),
         ("negative", frozen([-loss for loss in printed(falling(share=0.03))], 40), "veto"),
     ],
@@ -370,3 +374,24 @@ def test_a_loss_around_zero_that_becomes_exactly_0_does_not_diverge(tmp_path: Pa
     assert "diverging" not in found(tmp_path / "lies", losses)
     away = [noise.gauss(0, 0.01) for _ in range(100)] + [noise.gauss(0.5, 0.01) for _ in range(60)]
     assert found(tmp_path / "rises", away)["diverging"] == "veto"
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "severity"),
+    [
+        ([4.1203, 3.6127, 3.4011, 3.3019, 3.2522, 3.2522, 3.2522, 3.2522, 3.2522], "veto"),
+        ([4.1203, 3.6127, 3.4011, 3.3019, 3.2522, 3.2522, 3.2522], "warning"),
+        ([4.1203, 3.6127, 3.4011, 3.3019, 3.2522, 3.2522], None),
+        ([4.1203, 3.6127, 3.4011, 3.3019, 3.2522, 3.2498, 3.2481, 3.2477, 3.2480, 3.2476], None),
+        ([round(3.2522 + 0.4**i, 4) for i in range(14)], None),
+        ([round(3.2522 + 0.4**i, 2) for i in range(14)], None),
+    ],
+)
+@pytest.mark.parametrize("repeated", [False, True])
+def test_evaluations_that_are_the_same_to_the_last_digit(
+    tmp_path: Path, evaluations: list[float], severity: str | None, repeated: bool
+) -> None:
+    """The weights did not move for the later half, and the loss of other batches varied on: it was GO."""
+    losses = falling(share=0.03, n=20 * len(evaluations))
+    column: list[Any] = ["" if i % 20 and not repeated else evaluations[i // 20] for i in range(len(losses))]
+    assert found(tmp_path, losses, val_loss=column).get("zero-grad") == severity
