@@ -30,7 +30,7 @@ _DROP_SHARE = 0.10
 _BOTH_SIDES = 0.1
 """Share of the losses on either side of 0 from which a loss lies around it."""
 
-_OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
+OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
 _FEW_EVALUATIONS, _NEARLY_EACH, _EVALUATION_NOISE = 5, 0.8, 8.0
 """Evaluations of which nearly each is higher than the one before, and the rise in units of their noise."""
 
@@ -109,7 +109,7 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
     if not run.training or (loss is not None and _risen(loss) is not None):
         return
     for name, series in run.result.series.items():
-        if name in _OF_VALIDATION and (risen := _risen(series) or _risen_since(series)) is not None:
+        if name in OF_VALIDATION and (risen := _risen(series) or _risen_since(series)) is not None:
             low, high, at, since = risen
             yield _diverges(
                 f"{name} rises from {format_number(low)} near step {since} to {format_number(high)} at the end, while "
@@ -278,7 +278,7 @@ def _comes_and_goes(zero: npt.NDArray[np.bool_]) -> bool:
 def _is_rounded(values: Floats, zero: npt.NDArray[np.bool_]) -> bool:
     """Whether losses that are written with few decimals come so near to 0, and leave it again."""
     others = values[~zero & np.isfinite(values)]
-    return others.size > 0 and not zero[-1] and float(np.abs(others).min()) <= _ROUNDED_STEPS * _step_of(others)
+    return others.size > 0 and not zero[-1] and float(np.abs(others).min()) <= _ROUNDED_STEPS * print_step(others)
 
 
 def _before(values: Floats, place: int) -> float:
@@ -339,7 +339,7 @@ def _frozen(values: Floats) -> tuple[int, bool] | None:
     changes = np.abs(np.diff(before))
     if repeats < _FROZEN_ROWS - 1 or len(changes) < _FROZEN_ROWS:
         return None
-    recent, step = changes[-_RECENT_ROWS:], _step_of(before[-_RECENT_ROWS:])
+    recent, step = changes[-_RECENT_ROWS:], print_step(before[-_RECENT_ROWS:])
     ending = recent[-max(3, len(recent) // 3) :]
     alike = max(float((part == 0).mean()) for part in (changes, recent, ending))
     chance = max(alike, 1 / (len(changes) + 1)) ** repeats
@@ -380,7 +380,7 @@ def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
     """
     if not run.training:
         return
-    for name in _OF_VALIDATION:
+    for name in OF_VALIDATION:
         series = run.result.series.get(name)
         equal = None if series is None else _equal_evaluations(series)
         if series is None or equal is None:
@@ -410,13 +410,13 @@ def _equal_evaluations(validation: Series) -> tuple[int, int] | None:
     every, last = int(changed[1] - changed[0]), int(changed[-1])
     repeats = (len(values) - last - 1) // every
     before = values[last::-every][::-1]
-    rarely = min(1.0, _step_of(before) / (_FADED * float(np.median(np.abs(np.diff(before))[-3:]))))
+    rarely = min(1.0, print_step(before) / (_FADED * float(np.median(np.abs(np.diff(before))[-3:]))))
     if repeats < 2 or rarely**repeats > _EQUAL_BY_CHANCE:
         return None
     return repeats + 1, int(steps[last])
 
 
-def _step_of(losses: Floats) -> float:
+def print_step(losses: Floats) -> float:
     """The last decimal with which losses `[n]` are written, 1e-9 at the finest; of 16-bit floats their own step."""
     scales = (10.0**places for places in range(9))
     step = next((1 / one for one in scales if np.allclose(losses * one, np.rint(losses * one), 1e-9, 1e-6)), 1e-9)
