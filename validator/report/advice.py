@@ -21,7 +21,8 @@ from validator.text import clean, one_line
 def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> NextStep | None:
     """The step, its source and its place in the page; None while the validation is in progress.
 
-    It comes from the first finding that forbids GO, or beside a GO from what costs much of the time; else from the
+    It comes from the first finding that forbids GO, or beside a GO from what costs much of the time or warns of the
+    training itself; else from the
     first one about a required phase that did not pass, those that failed first; else from that phase's own criteria. A
     phase that was only too short needs more steps, whatever was found about its rate, but for other programs, which
     widen its intervals. `findings` are in the order in which the page shows them.
@@ -34,6 +35,9 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
     if report.decision == "GO":
         for number, finding in numbered:
             if finding.costly:
+                return _of_finding(number, finding, report)
+        for number, finding in numbered:
+            if finding.severity == "warning" and finding.code in _OF_TRAINING and finding.next_step:
                 return _of_finding(number, finding, report)
         return NextStep("Recommended settings", _start(report), "#recommended")
     unmet = _unmet(report)
@@ -60,6 +64,12 @@ def _rather_measured(found: Sequence[tuple[int, FindingView]]) -> tuple[int, Fin
     measured = next((one for one in found if one[1].code == "loader-bound"), found[0])
     return measured if found[0][1].code == "busy-host" else found[0]
 
+
+_OF_TRAINING = (
+    *("diverging", "fused-unstable", "gate-collapse", "nan-loss", "nonfinite-values", "random-data-floor"),
+    *("repeated-data", "zero-grad", "zero-loss", "dead-parameter"),
+)
+"""Warnings that what is trained may not be what is wanted: a longer run with the same settings is no answer to them."""
 
 _ENDS = ("crashed", "ended-early", "oom", "disk-full", "port-in-use", "nccl-error", "over-budget")
 """Findings that say why a run did not come to its end; whatever else was noticed did not end it."""

@@ -83,6 +83,19 @@ def test_what_costs_much_of_the_time_comes_first() -> None:
     assert [(one.name, one.value) for one in page.next_step.reasons] == [("Finding", "periodic-stall")]
 
 
+@pytest.mark.parametrize("code", ["diverging", "repeated-data", "zero-grad"])
+def test_a_warning_of_the_training_itself_is_the_next_step_of_a_go(code: str) -> None:
+    """Beside a loss of the validation that rose from 3.6 to 5.2 it said to start the training run."""
+    warning = Finding(
+        code=code, severity="warning", confidence="high", phase="baseline", message="It rises.", next_step="Look."
+    )
+    page = build_page(samples.go().model_copy(update={"findings": (warning,)}))
+    assert (page.next_step.name, page.next_step.value, page.next_step.href) == (code, "Look.", "#finding-1")
+    noted = warning.model_copy(update={"severity": "info"})
+    page = build_page(samples.go().model_copy(update={"findings": (noted,)}))
+    assert page.next_step.name == "Recommended settings"
+
+
 def too_short(open_for: str | None, *, declared: str = "toks_per_s.mean >= 9000") -> ValidationReport:
     """A phase of which one criterion has too little to go by, and of which something about its pace was noticed."""
     run = pieces.run_report("baseline", scalars={"steps.done": ScalarValue(value=300.0, unit="", source=None)})
