@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,6 +29,10 @@ _SAME_COARSE_ROWS = 100
 
 _AT_ONCE = 0.1
 """The last learning rate before 0, as a share of the largest, from which it was switched off and not printed as 0."""
+
+_SKIPPED = re.compile(r"\bstep=(?P<step>\d+), skipped=(?P<skipped>\d+)")
+_SKIPPED_SHARE = 0.1
+"""Share of the steps that an optimizer skips at least to be named, and does at most where it skips nearly all."""
 
 _REPEATS = 0.7
 _MIN_PERIODS = 4
@@ -77,6 +82,26 @@ def zero_grad(run: RunFacts) -> Iterator[Diagnosis]:
         because=[evidence(f"grad_norm 0 in {int(zero.sum())} rows", series.source.path, f"step {at}")],
         next_step="Look for a detached loss, frozen parameters, or a loss scale that underflows; train one step on one "
         "process and print each parameter's gradient norm.",
+    )
+
+
+@rule("zero-grad", "veto", of="run")
+def steps_skipped(run: RunFacts) -> Iterator[Diagnosis]:
+    """The optimizer skips its steps, as DeepSpeed counts them: a veto for nearly all, a warning from a tenth on."""
+    counts = [found for line in run.result.log_tail if (found := _SKIPPED.search(line)) is not None]
+    if not run.training or not counts:
+        return
+    done, skipped = (int(counts[-1][name]) for name in ("step", "skipped"))
+    if done < _SAME_ROWS or skipped < _SKIPPED_SHARE * done:
+        return
+    nearly_all = skipped >= (1 - _SKIPPED_SHARE) * done
+    yield Diagnosis(
+        f"The optimizer skipped {skipped:,} of {done:,} steps: "
+        + ("nothing is learned." if nearly_all else "that much of the data is not learned from."),
+        severity="veto" if nearly_all else "warning",
+        because=[evidence(counts[-1][0], run.result.log_path, f"step {done}")],
+        next_step="Look for gradients of NaN or infinity, which no loss scale mends (OVERFLOW in the log); train in "
+        "bf16, or lower initial_scale_power where the scale only begins too high.",
     )
 
 

@@ -13,7 +13,7 @@ from tests.validator.diagnose.cases import (
     of_run,
     steady,
 )
-from tests.validator.ingest.folders import write_csv
+from tests.validator.ingest.folders import write_csv, write_logs
 
 
 def test_nan_loss(tmp_path: Path) -> None:
@@ -112,3 +112,12 @@ def test_dead_parameter(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r", env={"dead_parameters": ["layers.0.gate.w"]})
     assert "layers.0.gate.w" in of_run(folder)["dead-parameter"].message
     assert of_run(healthy(tmp_path / "s", env={"dead_parameters": []})) == {}
+
+
+@pytest.mark.parametrize(("skipped", "severity"), [(250, "veto"), (240, "veto"), (60, "warning"), (6, None)])
+def test_steps_that_the_optimizer_skips(tmp_path: Path, skipped: int, severity: str | None) -> None:
+    """A DeepSpeed run that skipped each of its 250 steps and prints no loss was GO."""
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stdout=f"[logging.py:96:log_dist] [Rank 0] step=250, skipped={skipped}, lr=[0.001]\n", rank=0)
+    found = of_run(folder).get("zero-grad")
+    assert (found.severity if found is not None else None) == severity
