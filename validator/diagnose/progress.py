@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,11 +10,19 @@ import numpy as np
 from validator.diagnose import evidence_quality, not_finite
 from validator.diagnose.rule import Diagnosis, RunFacts, evidence, hit_evidence, rule
 from validator.model.runbook import Watchdog
+from validator.stats.clock import clock_for
 from validator.text import format_duration
 
 _NOTABLE_WAIT_S = 180.0
 """A wait that people begin to take for a hang; the default limit of the watchdog as well."""
 
+
+_SILENT_S = 2.0
+"""Seconds behind the last row, at least, for which a process that only ends does not continue."""
+
+_LAST_WORDS = re.compile(r"last words(?: of (?P<rank>rank \d+))?: (?P<text>.*)", re.DOTALL)
+_LOST_PEER = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer")
+_ERROR = re.compile(r"Error\b|Exception\b|Interrupt\b|\bSIG[A-Z]+\b|[Ff]ail|\bexit(?:ed)?\b")
 
 _RANKS = "host_run_ranks"
 _LEFT_SAMPLES, _LEFT_SHARE = 3, 0.1
@@ -110,7 +119,10 @@ def longest_row(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
 
 @rule("rank-left", "veto", of="run")
 def rank_left(run: RunFacts) -> Iterator[Diagnosis]:
-    """A rank's process was gone while the others continued."""
+    """A rank's process was gone while the others continued, or until they lost their connection to it."""
+    if (left := left_before_the_others(run)) is not None:
+        yield left
+        return
     for node, samples in {"": run.evidence.samples, **run.evidence.node_samples}.items():
         if samples is None or samples.steps is None or _RANKS not in samples.columns:
             continue
@@ -134,12 +146,57 @@ def rank_left(run: RunFacts) -> Iterator[Diagnosis]:
         return
 
 
+def left_before_the_others(run: RunFacts) -> Diagnosis | None:
+    """The finding on a rank that ended without an error, where the others then failed for the lost connection.
+
+    A rank that fails has an exception, which is the last words of the run.
+    """
+    outcome, samples = run.outcome, run.evidence.samples
+    if not run.training or outcome is None or outcome.reason != "exited" or outcome.rc in (0, None):
+        return None
+    words = _LAST_WORDS.search(outcome.last.detail or "")
+    lost = next((line for line in reversed(run.result.log_tail) if _LOST_PEER.search(line)), None)
+    if samples is None or _RANKS not in samples.columns or lost is None or run.evidence.errors:
+        return None
+    if words is not None and _ERROR.search(words["text"]) and not _LOST_PEER.search(words["text"]):
+        return None
+    ranks = samples.columns[_RANKS][np.isfinite(samples.columns[_RANKS])]
+    if not ranks.size or ranks.max() < 2 or ranks[-1] >= ranks.max() or ranks[-1] < 1:
+        return None
+    which = f" ({words['rank']})" if words is not None and words["rank"] and not _ERROR.search(words["text"]) else ""
+    gone = int(ranks.max() - ranks[-1])
+    return Diagnosis(
+        f"{gone} of {ranks.max():g} ranks{which} ended without an error in its log at about step "
+        f"{run.steps_done or 0:,.0f}, and the rest failed when their connection was lost.",
+        because=[
+            evidence(f"{_RANKS}: {ranks.max():g}, then {ranks[-1]:g}", samples.source.path),
+            evidence(lost.strip(), run.result.log_path),
+        ],
+        next_step="Read the end of that rank's log (logs/ranks) for what ended it without an error: the end of its own "
+        "data, a call of exit, a signal.",
+    )
+
+
 @rule("ended-early", "warning", of="run")
 def ended_early(run: RunFacts) -> Iterator[Diagnosis]:
-    """The trainer ended by itself with exit code 0, as after a full run, before it had done its steps."""
+    """The trainer ended by itself with exit code 0, as after a full run, before it had done its steps; or its rows
+    stop, and its process continues for about as long as the other steps take."""
     if not run.training or not run.ended_early or _end_has_a_cause(run):
         return
     tail = [line for line in run.result.log_tail if line.strip()]
+    silent_s = _without_rows_s(run)
+    if silent_s is not None:
+        yield Diagnosis(
+            f"The rows stop at step {run.steps_done:,.0f} of {run.spec.steps:,}, and the process continued for "
+            f"{format_duration(silent_s)} and ended with exit code 0: what it did there is not known.",
+            because=[
+                evidence(f"steps.done = {run.steps_done:g}, no row in the last {silent_s:.1f} s", "journal.jsonl"),
+                *([evidence(tail[-1], run.result.log_path, "last line")] if tail else []),
+            ],
+            next_step="Find out why the trainer no longer prints rows: a loss of NaN whose rows are left out, a logger "
+            "that failed or was closed, a step that is caught and skipped. Then run again.",
+        )
+        return
     yield Diagnosis(
         f"The trainer ended by itself at step {run.steps_done:,.0f} of {run.spec.steps:,}, with exit code 0.",
         because=[
@@ -149,6 +206,18 @@ def ended_early(run: RunFacts) -> Iterator[Diagnosis]:
         next_step="Read the end of its log for what ended it: the end of the data or of the epochs, an early stop, a "
         "length of its own config that wins over the one that it was given, a call of exit. Then run again.",
     )
+
+
+def _without_rows_s(run: RunFacts) -> float | None:
+    """Seconds for which the process continued behind its last row; None where that is less than half of what the steps
+    without a row would take at the pace of the others, as for the last checkpoint."""
+    clock = clock_for(run.result)
+    if run.outcome is None or clock is None or clock.steps[-1] <= clock.steps[0] or run.spec.steps is None:
+        return None
+    step_s = float(clock.seconds[-1] - clock.seconds[0]) / float(clock.steps[-1] - clock.steps[0])
+    silent_s = run.outcome.last.duration_s - float(clock.seconds[-1])
+    due_s = (run.spec.steps - (run.steps_done or 0.0)) * step_s
+    return silent_s if silent_s >= max(_SILENT_S, due_s / 2) else None
 
 
 def _end_has_a_cause(run: RunFacts) -> bool:

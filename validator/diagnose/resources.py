@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from validator.diagnose.progress import left_before_the_others
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.result import Series
 from validator.model.runbook import SoakPhase
@@ -101,7 +102,13 @@ def crashed(run: RunFacts) -> Iterator[Diagnosis]:
         return
     ending = (outcome.last.detail or f"exited with code {outcome.rc}").rstrip(".")
     explained = any(run.hits(kind) for kind in ("oom", "port_in_use", "disk_full", "nccl", "stale_halt"))
-    if explained or _no_room(run) or run.irregular("stale-halt") or ending.startswith("stopped itself for"):
+    if (
+        explained
+        or left_before_the_others(run) is not None
+        or _no_room(run)
+        or run.irregular("stale-halt")
+        or ending.startswith("stopped itself for")
+    ):
         return
     errors = run.evidence.errors
     killed = outcome.rc == -9 or "SIGKILL" in ending or any("SIGKILL" in e.message for e in errors)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.validator.diagnose.cases import healthy, of_run, run_of, validation
-from tests.validator.ingest.folders import outcome, write_csv, write_logs
+from tests.validator.ingest.folders import START_S, outcome, write_csv, write_logs
 from validator.diagnose import diagnose_run
 from validator.judge import judge_phase
 
@@ -154,7 +154,7 @@ def test_a_quiet_end_before_the_last_step_is_named(tmp_path: Path) -> None:
     """The next step was that of a rate that had not settled, since no finding said that the trainer had ended."""
     folder = healthy(tmp_path / "r", n=45)
     write_logs(folder, stdout="step 45 loss 2.1\nepoch 3 is over\n", rank=0)
-    found = of_run(folder)
+    found = of_run(folder, ended=outcome(duration_s=225.0))
     assert found["ended-early"].message == "The trainer ended by itself at step 45 of 60, with exit code 0."
     assert any(e.text == "epoch 3 is over" for e in found["ended-early"].evidence)
     assert "crashed" not in found, "one finding for one fact"
@@ -179,3 +179,28 @@ def test_steps_behind_the_last_row_are_no_early_end(tmp_path: Path, every: int, 
     report = judge_phase(record.phases[0], validation=record, judged={})
     verdict = next(one for one in report.criteria if one.id == "baseline.steps")
     assert ((verdict.status, verdict.required) == ("FAIL", True)) is early
+
+
+def test_rows_that_stop_while_the_process_continues_are_no_end(tmp_path: Path) -> None:
+    """Rows with a loss of NaN were left out, and it said that the trainer had ended half-way."""
+    folder = healthy(tmp_path / "r", n=30)
+    write_logs(folder, stdout="step 30 loss 2.1\nSaving checkpoint to model_60.pth\n", rank=0)
+    finding = of_run(folder, ended=outcome(duration_s=300.0))["ended-early"]
+    assert finding.message.startswith("The rows stop at step 30 of 60, and the process continued for 2 min")
+    ended = of_run(folder, ended=outcome(duration_s=160.0))["ended-early"]
+    assert ended.message.startswith("The trainer ended by itself at step 30 of 60")
+
+
+@pytest.mark.parametrize(("words", "code"), [("[W1] Warning: deprecated", "rank-left"), ("ValueError: x", "crashed")])
+def test_a_rank_that_leaves_with_code_0_is_why_the_others_fail(tmp_path: Path, words: str, code: str) -> None:
+    """Its last words were those of a deprecation, and the finding was `crashed`."""
+    folder = healthy(tmp_path / "r")
+    write_logs(folder, stderr="RuntimeError: Read error [127.0.0.1]: Connection reset by peer.\n", rank=0)
+    (folder / "logs/telemetry.csv").write_text(f"ts,host_run_ranks\n{START_S + 5},2\n{START_S + 9},1\n")
+    ended = outcome(rc=1, detail=f"exited with code 1 after 60 steps: last words of rank 1: {words}")
+    found = of_run(folder, ended=ended, steps=100)
+    assert {"rank-left", "crashed"} & found.keys() == {code}
+    if code == "rank-left":
+        assert found[code].message.startswith(
+            "1 of 2 ranks (rank 1) ended without an error in its log at about step 60"
+        )
