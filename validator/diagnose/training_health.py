@@ -272,7 +272,7 @@ def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
 def _without_scatter(run: RunFacts, loss: Series, values: Floats) -> Iterator[Diagnosis]:
     """A loss that falls to half and never rises by more than its last decimal: of one batch, or of all data in each
     step. A warning where the loss of a validation ends at twice as much and above its own minimum."""
-    if len(values) < _SMOOTH_ROWS or not 0 <= values[-1] <= values[0] / 2:
+    if len(values) < _SMOOTH_ROWS or not 0 < values[-1] <= values[0] / 2:
         return
     changes = np.diff(values)
     mean_of = values[1:] + np.arange(1, len(values)) * changes  # what would be averaged, were it a running mean

@@ -30,7 +30,7 @@ from validator.stats.estimate import (
 )
 from validator.stats.growth import RunMemory, run_memories
 from validator.stats.means import fell
-from validator.stats.rate import as_read, rates_of
+from validator.stats.rate import as_read, not_in_step_times, rates_of
 from validator.stats.rows import RATES, Windowed, is_restarted, obstacle_of, ordered, window_of, windowed
 from validator.stats.slowing import Fall, falls_by_arrival, lasting_falls
 from validator.stats.spacing import LASTING
@@ -273,6 +273,9 @@ def measure(
     }
     if doubt is not None and "step_time_s" in windows:
         windows["step_time_s"] = replace(windows["step_time_s"], invalid=doubt)
+    elif "step_time_s" in windows and (unseen := not_in_step_times(result, warmup_steps=warmup_steps)):
+        own = windows["step_time_s"]
+        windows["step_time_s"] = replace(own, note="; ".join(filter(None, (unseen, own.note))))
     scalars: dict[str, ScalarValue] = {}
     if "toks_per_s" in windows:
         ranks = result.evidence.world_size or world_size

@@ -23,6 +23,7 @@ from validator.stats.clock import (
     FITS,
     Claim,
     Clock,
+    ClockComparison,
     OwnWord,
     best_reading,
     claims,
@@ -34,7 +35,7 @@ from validator.stats.clock import (
 )
 from validator.stats.rows import Windowed
 from validator.stats.spacing import covered_steps
-from validator.text import format_number
+from validator.text import format_number, format_percent
 
 MODEL_RATE = "model_tflops_per_s_per_rank"
 _SHARES = ("mfu_nsa", "mfu_dense_equivalent")
@@ -42,6 +43,9 @@ _SHARES = ("mfu_nsa", "mfu_dense_equivalent")
 _AGREES, _AGREES_S, _AGREES_DELAYS = 0.01, 0.2, 1.5
 """What a clock may show beyond the trainer's time while that stays in place: relative, in seconds, and in the largest
 delay that rows made up for. Rows arrive late and the next ones on time, which is no time of the run."""
+
+_NOTED = 0.1
+"""Share of the wall time beyond the trainer's times per step from which their value says so."""
 
 _MOST_ROWS = 0.9
 """Share of the rows that a clock must know to say how long they took."""
@@ -67,12 +71,10 @@ def as_read(result: Result, *, warmup_steps: int) -> tuple[Series | None, str | 
 
     Where a lasting part of the run took longer than it claims, its level there is that of the clock.
     """
-    times = result.series.get("step_time_s")
-    claim = next((one for one in claims(result) if one.name == "step_time_s"), None)
-    clock = None if claim is None else clock_for(result, claim.source)
-    if times is None or claim is None or clock is None:
+    times, by_clock = result.series.get("step_time_s"), _by_clock(result, warmup_steps)
+    if times is None or by_clock is None:
         return None, None
-    read, found = best_reading(claim, clock, after_step=warmup_steps)
+    read, clock, found = by_clock
     if found is not None and not found.fits(whole=False):
         return None, (
             f"step_time_s adds up to {found.claimed_s:,.1f} s for steps {found.first_step + 1} to {found.last_step}, "
@@ -85,6 +87,30 @@ def as_read(result: Result, *, warmup_steps: int) -> tuple[Series | None, str | 
         return None, None
     each = read.seconds / covered_steps(read.steps)
     return replace(times, values=np.maximum(each, 1e-9)), None
+
+
+def not_in_step_times(result: Result, *, warmup_steps: int) -> str:
+    """What the validator's clock shows beyond `step_time_s`, as the note of its value; empty where that is little."""
+    by_clock = _by_clock(result, warmup_steps)
+    found = None if by_clock is None else by_clock[2]
+    if by_clock is None or found is None or found.room or not found.fits(whole=False):
+        return ""
+    if not by_clock[0].reading and (part := found.left_out) is not None:
+        return (
+            f"by {by_clock[1].name} in steps {part.first_step} to {part.last_step}, which took longer than is printed"
+        )
+    share = 1 - found.claimed_s / found.elapsed_s
+    return f"{format_percent(share)} of the wall time is not in it (pauses)" if share >= _NOTED else ""
+
+
+def _by_clock(result: Result, warmup_steps: int) -> tuple[Claim, Clock, ClockComparison | None] | None:
+    """The time per step that the trainer claims as the validator's clock shows it to be meant; None without either."""
+    claim = next((one for one in claims(result) if one.name == "step_time_s"), None)
+    clock = None if claim is None else clock_for(result, claim.source)
+    if claim is None or clock is None:
+        return None
+    read, found = best_reading(claim, clock, after_step=warmup_steps)
+    return read, clock, found
 
 
 def rates_of(

@@ -376,7 +376,7 @@ def test_a_fall_that_is_in_doubt_names_the_steps_that_decide_it() -> None:
 @pytest.mark.parametrize(
     ("between", "status"),
     [
-        (np.where(np.arange(300) < 200, 1.0, 1.45), "FAIL"),  # a printed time is that of one step in ten
+        (np.where(np.arange(300) < 200, 1.0, 1.2), "FAIL"),  # a printed time is that of one step in ten
         (np.where(np.arange(300) % 50 == 49, 4.0, 1.0), "PASS"),  # validations, which it leaves out
         (np.where(np.arange(300) == 220, 12.0, 1.0), "PASS"),  # one checkpoint
         (np.where(np.arange(300) < 100, 1.45, 1.0), "PASS"),
@@ -385,7 +385,7 @@ def test_a_fall_that_is_in_doubt_names_the_steps_that_decide_it() -> None:
 def test_a_slow_down_that_no_printed_time_shows_is_seen_by_the_arrival_of_steps(
     between: np.ndarray, status: str
 ) -> None:
-    """Every step but the printed ones took 41 % longer from the middle on, and the soak was GO."""
+    """Every step but the printed ones took 20 % longer from the middle on, and the soak was GO."""
     steps = np.arange(10, 301, 10)
     stamps = np.cumsum(between * ar1(300, cv=0.03))[steps - 1] + np.random.default_rng(0).uniform(0, 0.05, len(steps))
     evidence = RunEvidence(arrivals={"stdout.log": (steps, stamps)})

@@ -349,3 +349,15 @@ def test_a_running_mean_behind_a_slow_half_is_read_as_such() -> None:
     printed = np.cumsum(wall) / np.arange(1, 401)
     found = measure(told(None, printed, **arrivals(wall)), warmup_steps=0)
     assert mean(found, "step_time_s") == pytest.approx(wall.mean(), rel=0.03)
+
+
+def test_a_time_per_step_says_what_of_the_wall_time_it_leaves_out() -> None:
+    """A bound on a printed time passed beside stalls of 27 % of the time, and its value did not say so."""
+    printed, wall = paused(400, every=50, cost_s=1.5)
+    stats = measure(told(None, printed, **arrivals(wall)), warmup_steps=20).metrics["step_time_s"]
+    assert "% of the wall time is not in it (pauses)" in (stats.note or "")
+    even = measure(told(None, printed, **arrivals(printed)), warmup_steps=20).metrics["step_time_s"]
+    assert "wall time" not in (even.note or "")
+    slow = printed * np.where(np.arange(400) < 200, 1, 2)
+    part = measure(told(None, printed, **arrivals(slow)), warmup_steps=20).metrics["step_time_s"]
+    assert "by the validator's clock in steps " in (part.note or "")
