@@ -308,7 +308,7 @@ def _cycle(values: Floats) -> int | None:
         same = max(_STEPS_OFF * step, min(_SAME_SHARE * float(np.abs(tail).mean()), _CYCLE_SHARE * apart))
         if period > _MIN_CYCLE and apart > _APART * same and np.quantile(off, _MOST) <= same:
             return period
-        apart = min(apart, float(off.mean()))
+        apart = min(apart, float(np.median(off)))
     return None
 
 

@@ -80,7 +80,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SlowerPart:
     """A lasting part of a run whose steps `first_step` to `last_step` took longer than was claimed of them.
 
     `ratio` is the median over its stretches of claimed over elapsed time, below `FITS`; both times are in seconds.
@@ -113,7 +113,7 @@ class ClockComparison:
     first_step: int
     last_step: int
     room: float = 0.0
-    left_out: LeftOut | None = None
+    left_out: SlowerPart | None = None
 
     def keeps(self) -> bool:
         """Whether each part of the run agrees, pauses included."""
@@ -198,21 +198,21 @@ def _over_stretches(at: Steps, when: Floats, claimed: Floats, *, exact: bool) ->
     )
 
 
-def _parts(stretches: int) -> list[npt.NDArray[np.intp]]:
+def _eighths(stretches: int) -> list[npt.NDArray[np.intp]]:
     """Places of the stretches in each part of the run; the parts have as many of them."""
     return np.array_split(np.arange(stretches), min(_PARTS, max(1, stretches // _MIN_PART)))
 
 
 def _of_parts(claimed: Floats, elapsed: Floats) -> list[float]:
     """Claimed over elapsed time in each part of the run."""
-    return [float(claimed[part].sum() / elapsed[part].sum()) for part in _parts(len(elapsed))]
+    return [float(claimed[part].sum() / elapsed[part].sum()) for part in _eighths(len(elapsed))]
 
 
-def _left_out(claimed: Floats, elapsed: Floats, since: Steps, until: Steps) -> LeftOut | None:
+def _left_out(claimed: Floats, elapsed: Floats, since: Steps, until: Steps) -> SlowerPart | None:
     """The longest part of the run that took longer than was claimed: `claimed [n]` and `elapsed [n]` are of the
     stretches behind the steps `since [n]` up to `until [n]`. Pauses leave some stretches between them that agree."""
     ratios = claimed / elapsed
-    parts, best, here = _parts(len(ratios)), np.empty(0, np.intp), np.empty(0, np.intp)
+    parts, best, here = _eighths(len(ratios)), np.empty(0, np.intp), np.empty(0, np.intp)
     for part in parts:
         agreeing = float((ratios[part] >= FITS[0]).mean())
         here = np.append(here, part) if agreeing < _AGREEING else here[:0]
@@ -222,7 +222,7 @@ def _left_out(claimed: Floats, elapsed: Floats, since: Steps, until: Steps) -> L
     agrees = np.flatnonzero(ratios >= FITS[0])  # the part ends where they do, not at the border of an eighth
     first, last = (agrees[agrees < best[0]], agrees[agrees > best[-1]])
     best = np.arange(first[-1] + 1 if first.size else 0, last[0] if last.size else len(ratios))
-    return LeftOut(
+    return SlowerPart(
         first_step=int(since[best[0]]) + 1,
         last_step=int(until[best[-1]]),
         claimed_s=float(claimed[best].sum()),

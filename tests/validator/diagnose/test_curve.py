@@ -420,5 +420,7 @@ def test_a_loss_without_any_scatter_is_of_one_batch_or_of_all_data(tmp_path: Pat
     noise = random.Random(2)
     batches = [loss * (1 + 0.01 * noise.gauss(0, 1)) for loss in losses]
     assert "repeated-data" not in found(tmp_path / "batches", batches, val_loss=rises)
+    smooth = [10.8 - 3.8 * i / N for i in range(N)]
+    assert "repeated-data" not in found(tmp_path / "spike", changed(smooth, 150, [16.0, 12.0]))
     mean = [sum(batches[: i + 1]) / (i + 1) for i in range(N)]
     assert "repeated-data" not in found(tmp_path / "running mean", mean)
