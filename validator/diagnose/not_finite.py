@@ -27,8 +27,8 @@ _JUDGED = ("loss", "grad_norm")
 _FIRST_ROWS = 5
 """First rows in which a number must be finite: what is not measured in each row, or not yet, is written as NaN too."""
 
-_FIRST_EVALUATIONS = 2
-"""The same of a loss that is never finite again: an evaluation has few rows."""
+_FIRST_EVALUATIONS = _LAST_EVALUATIONS = 2
+"""The same of a loss that is never finite again, and how many rows are not: an evaluation has few."""
 
 _OF_LOSS = re.compile(
     r"(?i)loss|perplexity|(?<![a-z])(?:nll|bce|ce|mse|kl|kld|elbo|rec|recon\w*|ppl|grad\w*|norm|entropy)(?![a-z])"
@@ -150,11 +150,11 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
                 known[name], steps[name] = np.isin(np.arange(len(places.steps)), rows), places.steps
     for name, bad in known.items():
         at = np.flatnonzero(bad)
-        few = at.size < max(_MIN_NOT_FINITE, _OFTEN * bad.size)
+        lost = bool(_OF_LOSS.search(name)) and at.size and at[0] >= _FIRST_EVALUATIONS and at.size == bad.size - at[0]
+        few = at.size < max(_LAST_EVALUATIONS if lost else _MIN_NOT_FINITE, _OFTEN * bad.size)
         own = name.startswith("telemetry.") or _OF_SPEED.search(name)
-        if own or few or at[-1] < 0.75 * bad.size:
+        if own or few or (at[-1] < 0.75 * bad.size and not lost):
             continue
-        lost = bool(_OF_LOSS.search(name)) and at[0] >= _FIRST_EVALUATIONS and at.size == bad.size - at[0]
         if at[0] < _FIRST_ROWS and not lost:
             continue
         said = f"{name} is not finite in {at.size} of {bad.size} rows, from step {steps[name][at[0]]} on"

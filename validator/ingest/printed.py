@@ -18,7 +18,7 @@ import numpy.typing as npt
 from validator.ingest.clock import Arrivals
 from validator.ingest.derived import Derived, clocks, with_derived
 from validator.ingest.rows import Column, Note, rising
-from validator.model.columns import TOTALS, contract_values, says_nothing, series_name
+from validator.model.columns import OF_EVALUATION, TOTALS, contract_values, says_nothing, series_name
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
 from validator.model.result import Floats, PrintedPlaces, Steps
 
@@ -108,6 +108,8 @@ class PrintedRows:
         if printed.step is None and self._announced is not None:
             self._add(*self._announced)  # a box of several lines begins with one that holds the step alone
         self._announced = None
+        if printed.step is None and OF_EVALUATION.issuperset(printed.values):
+            self.pauses.append(number)
         self._look_at_loss(number, printed, text)
         if not self.steps or _NOT_FINITE.search(text):
             self._look_at_names(text)
@@ -245,7 +247,8 @@ class PrintedRows:
         """The order of the rows by step, where lines without a step come in bunches: then what they complete is not
         the line before, as of a log into which two streams were written with a buffer. They are spread evenly."""
         bare = np.array(self.bare, dtype=np.int64)
-        if not any(self._repeats(np.array(rows, dtype=np.int64), steps, bare) for rows, _ in self.columns.values()):
+        whole = (rows for name, (rows, _) in self.columns.items() if name not in OF_EVALUATION)  # one has many batches
+        if not any(self._repeats(np.array(rows, dtype=np.int64), steps, bare) for rows in whole):
             return np.arange(len(steps))
         stride = max(1, int(steps.max()) // bare.size)
         steps[bare] = stride * np.arange(1, bare.size + 1)

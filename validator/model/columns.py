@@ -80,6 +80,9 @@ WAITS = frozenset({"mean_dt_fetch_s", "own_dt_fetch_s"})
 """Groups from which the wait for data of a step follows: a running mean, and the wait of the one step that a line is
 about, where not every step has a line."""
 
+OF_EVALUATION = frozenset({"val_loss", "eval_train_loss"})
+"""Groups of a line about an evaluation: of the validation's data, and of the training's."""
+
 TOTALS: Mapping[str, str] = {"tokens_seen": "toks_per_s", "samples_seen": "samples_per_s"}
 """Groups that count from the start of the run, and the rate that follows from each."""
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from validator.model.columns import OF_EVALUATION
 from validator.model.moments import CLOCK, MOMENT, seconds_of
 
 _NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
@@ -356,10 +357,11 @@ class StepCounter:
         another progress bar, or to no step yet."""
         if "row" in printed.texts:
             self._rows += 1
-            return float(self._rows)
+            self._last = float(self._rows)
+            return self._last
         step = printed.step
         if step is None:
-            if self._latest_total is not None:
+            if self._latest_total is not None and not OF_EVALUATION.issuperset(printed.values):
                 self._completed[self._latest_total] = self._completed.get(self._latest_total, 0) + 1
             return None if self._last is None else self._offset + self._last
         if "steps_total" in printed.values and not self._of_training(step, printed.values["steps_total"]):

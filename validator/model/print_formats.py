@@ -7,6 +7,10 @@ from typing import NamedTuple
 LINE = r"^(?:\[(?:rank|default)?\d+\]: ?|\d+: )?"
 """Where a line begins: behind the rank that torchrun or srun may write."""
 
+_OF_NANOGPT = r"|\bstep {step}: train loss {eval_train_loss}, val loss {val_loss}"
+_OF_METERS = r"|\bTest: +\[ *\d+/\d+\].*?\s[lL]oss:? +\S+ \( *{val_loss}\)"
+"""Rows of an evaluation by the meters of the ImageNet example, timm and Swin: the mean of its batches so far."""
+
 
 class Recipe(NamedTuple):
     """A known print format. `words` are texts of which every line holds at least one, in lower case. With
@@ -24,12 +28,11 @@ KNOWN: tuple[Recipe, ...] = (
         "llm.c",
         (" tok/s",),
         r"step +{step}/{steps_total} \| (?:train )?loss +{loss} .*?norm +{grad_norm} .*?lr +{lr} \| +{step_time_ms} ms"
-        r"(?:.*? {smoothed_toks_per_s} tok/s)?",
+        r"(?:.*? {smoothed_toks_per_s} tok/s)?|^val loss {val_loss}",
         "`ms` is the step's own time; `tok/s` is a running average and no rate",
     ),
-    Recipe("llm.c main.log", ("trl:",), r"^s:{step} trl:{loss}", "no time is printed"),
-    Recipe("nanoGPT", ("iter ",), r"iter {step}: loss {loss}, time {own_step_time_ms}ms"),
-    Recipe("nanoGPT evaluation", ("val loss",), r"^step {step}: train loss [^ ,]+, val loss {val_loss}"),
+    Recipe("llm.c main.log", ("trl:",), r"^s:{step} (?:trl:{loss}|tel:{val_loss})", "no time is printed"),
+    Recipe("nanoGPT", ("iter ",), r"iter {step}: loss {loss}, time {own_step_time_ms}ms" + _OF_NANOGPT),
     Recipe("minGPT", ("iter_dt",), r"iter_dt {own_step_time_ms}ms; iter {step}: train loss {loss}"),
     Recipe(
         "modded-nanogpt",
@@ -47,9 +50,16 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "nanochat",
         ("tok/sec:",),
-        r"^step {step}(?:/{steps_total})? \([\d.]+%\) \| loss: {loss} .*?dt: {step_time_ms}ms \| tok/sec: {toks_per_s}",
+        r"^step {step}(?:/{steps_total})? \([\d.]+%\) \| loss: {loss} .*?dt: {step_time_ms}ms \| tok/sec: {toks_per_s}"
+        r"|^Step {step} \| Validation bpb: {val_loss}",
+        "the loss of a validation is in bits per byte",
     ),
-    Recipe("nanochat SFT", ("training loss:",), r"^Step {step}/{steps_total} \| Training loss: {loss}", "no time"),
+    Recipe(
+        "nanochat SFT",
+        ("training loss:",),
+        r"^Step {step}(?:/{steps_total} \| Training loss: {loss}| \| Validation loss: {val_loss})",
+        "no time",
+    ),
     Recipe(
         "Megatron-LM",
         ("elapsed time per iteration", "batch-generator"),
@@ -57,7 +67,8 @@ KNOWN: tuple[Recipe, ...] = (
         r"(?:\(ms\): {step_time_ms}|\(s\): {step_time_s})(?:/[\d.]+)?"
         r"(?=(?:.*?learning rate:? {lr})?)(?=(?:.*?lm[ _]loss:? {loss})?)"
         r"(?=(?:.*?grad norm: {grad_norm})?)(?=(?:.*?number of nan iterations: +{nan_iterations})?)"
-        r"|^ +batch-generator \.+: \([\d.]+, {dt_fetch_ms}\)|^time \(ms\) \|.*? batch-generator: {dt_fetch_ms}",
+        r"|^ +batch-generator \.+: \([\d.]+, {dt_fetch_ms}\)|^time \(ms\) \|.*? batch-generator: {dt_fetch_ms}"
+        r"|\bvalidation (?:loss|results) at iteration {step}(?: on validation set)? \| lm[ _]loss value: {val_loss}",
         "the time is the mean over the iterations since the line before; a line of NaN iterations prints no loss; the "
         "timer of the data is on a line behind it, where it is printed",
     ),
@@ -78,20 +89,21 @@ KNOWN: tuple[Recipe, ...] = (
         "torchtitan",
         (" tps:",),
         r"(?<!validate )step: +{step} +loss: +{loss}(?=(?:.*? grad_norm: +{grad_norm})?)"
-        r".*? tps: +{toks_per_s_per_rank}",
+        r".*? tps: +{toks_per_s_per_rank}|validate step: +{step} +loss: +{val_loss}",
     ),
-    Recipe("torchtitan validation", ("validate step",), r"validate step: +{step} +loss: +{val_loss}"),
     Recipe(
         "Hugging Face Trainer",
         ("it/s", "s/it", "'loss'"),
         r"^ *\d+%\|[^|]*\| {step}/{steps_total} \[{elapsed_s}<[^,]*, +[\d.?]+(?:it/s|s/it)\](?:\{'loss': '?{loss})?"
-        r"|\{'loss': '?{loss}(?=(?:.*?'grad_norm': '?{grad_norm})?)(?=(?:.*?'learning_rate': '?{lr})?)",
+        r"|\{'loss': '?{loss}(?=(?:.*?'grad_norm': '?{grad_norm})?)(?=(?:.*?'learning_rate': '?{lr})?)"
+        r"|\{'eval_loss': '?{val_loss}",
         "the step comes from the progress bar, the loss from the line behind it",
     ),
     Recipe(
         "Hugging Face Trainer, without its progress bar",
         ("'loss'",),
-        r"{row}\{'loss': '?{loss}(?=(?:.*?'grad_norm': '?{grad_norm})?)(?=(?:.*?'learning_rate': '?{lr})?)",
+        r"{row}\{'loss': '?{loss}(?=(?:.*?'grad_norm': '?{grad_norm})?)(?=(?:.*?'learning_rate': '?{lr})?)"
+        r"|\{'eval_loss': '?{val_loss}",
         "no step is printed: lines are counted",
     ),
     Recipe(
@@ -115,7 +127,8 @@ KNOWN: tuple[Recipe, ...] = (
         "Keras",
         ("/step", "eta:"),
         r"{step}/{steps_per_epoch} \[?[━=>.]+\]?(?: -)? (?:ETA: )?\S+"
-        r"(?: (?:{mean_step_time_ms}ms|{mean_step_time_s}s|\d+us)/step)? - (?:\w+: [\d.e+-]+ - )*?loss: {loss}",
+        r"(?: (?:{mean_step_time_ms}ms|{mean_step_time_s}s|\d+us)/step)? - (?:\w+: [\d.e+-]+ - )*?loss: {loss}"
+        r"(?=(?:.*? val_loss: {val_loss})?)",
         "time and loss are means since the epoch's start",
     ),
     Recipe(
@@ -138,7 +151,7 @@ KNOWN: tuple[Recipe, ...] = (
         ("time",),
         r"(?i)(?:Epoch|Train): \[{epoch}(?:/\d+)?\]\[ *{step}/{steps_per_epoch}\]"
         r"(?=(?:.*?\sData(?:[ _]?time)?:? +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)"
-        r".*?\sTime:? +{own_step_time_s} \(.*?\sLoss:? +{loss} \(",
+        r".*?\sTime:? +{own_step_time_s} \(.*?\sLoss:? +{loss} \(" + _OF_METERS,
         "the time is that of one step, the wait for data a running mean since the epoch's start",
     ),
     Recipe(
@@ -186,7 +199,8 @@ KNOWN: tuple[Recipe, ...] = (
         "MaxText",
         ("completed step",),
         r"^(?:[IWE]{timestamp} [^\]]*\] )?completed step: {step}, seconds: {step_time_s}, .*?"
-        r"(?=(?:.*?Tokens/s/device: {toks_per_s_per_rank})?)(?=.*?loss: {loss})",
+        r"(?=(?:.*?Tokens/s/device: {toks_per_s_per_rank})?)(?=.*?loss: {loss})"
+        r"|\beval metrics after step: {step}, loss={val_loss},",
     ),
     Recipe(
         "OLMo and Composer",
@@ -208,26 +222,31 @@ KNOWN: tuple[Recipe, ...] = (
         ("num_updates",),
         r"^(?!.*?valid)(?=(?:.{0,40}?{timestamp} \| )?)(?=.*?\bnum_updates[\"']?[=:] ?[\"']?{step}\b)"
         r"(?=.*?(?<![\w/])loss[\"']?[=:] ?[\"']?{loss})(?=(?:.*?\bgnorm[\"']?[=:] ?[\"']?{grad_norm})?)"
-        r"(?=(?:.*?\blr[\"']?[=:] ?[\"']?{lr})?)(?=(?:.*?(?<!train_)\bwall[\"']?[=:] ?[\"']?{elapsed_s})?)",
+        r"(?=(?:.*?\blr[\"']?[=:] ?[\"']?{lr})?)(?=(?:.*?(?<!train_)\bwall[\"']?[=:] ?[\"']?{elapsed_s})?)"
+        r"|\bvalid on 'valid' subset \| loss {val_loss} \|.*?\| num_updates {step}\b"
+        r"|\"valid_loss\": \"{val_loss}\".*?\"valid_num_updates\": \"{step}\"",
         "`wps` and `ups` are rounded, or means of the whole epoch, and are not used",
     ),
     Recipe(
         "ESPnet",
         ("epoch:train:",),
-        r"^\[[^\]]*\] {timestamp} .*?INFO: {epoch}epoch:train:\d+-{step}batch: .*?(?<![\w])loss={loss}",
+        r"^\[[^\]]*\] {timestamp} .*?INFO: {epoch}epoch:train:\d+-{step}batch: .*?(?<![\w])loss={loss}"
+        r"|INFO: \d+epoch results: .*?\[valid\][^\[]*?(?<!\w)loss={val_loss}",
         "the date gives the time, pauses included",
     ),
     Recipe(
         "WeNet",
         ("debug train",),
-        r"^{timestamp} DEBUG TRAIN \|?.{0,60}?\bBatch {epoch}/{step} loss {loss} .*?(?:lr {lr} )?rank \d",
+        r"^{timestamp} DEBUG TRAIN \|?.{0,60}?\bBatch {epoch}/{step} loss {loss} .*?(?:lr {lr} )?rank \d"
+        r"|\bCV info (?:lr \S+ )?cv_loss {val_loss}",
         "`Batch` is the number of an epoch and of a batch in it",
     ),
     Recipe(
         "Marian",
         ("ep. ",),
         r"^\[{timestamp}\] Ep\. [\d.]+ : Up\. {step} : Sen\. [\d,]+ : Cost {loss}(?: \* [^:]*)? : Time {interval_s}s"
-        r"(?=(?:.*? gNorm {grad_norm})?)(?=(?:.*? L\.r\. {lr})?)",
+        r"(?=(?:.*? gNorm {grad_norm})?)(?=(?:.*? L\.r\. {lr})?)"
+        r"|\[valid\] Ep\. [\d.]+ : Up\. {step} : (?:cross-entropy|ce-mean-words) : {val_loss} :",
         "`Cost` and `Time` are those since the line before",
     ),
     Recipe(
@@ -244,14 +263,14 @@ KNOWN: tuple[Recipe, ...] = (
         "timm",
         ("train:",),
         r"Train: {epoch} \[ *{step}/{steps_per_epoch} +\( *\d+%\)\] +Loss: +{loss} .*?Time: {own_step_time_s}s,"
-        r"(?=(?:.*? Data: +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)",
+        r"(?=(?:.*? Data: +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)" + _OF_METERS,
         "the time is that of one step, the wait for data a running mean since the epoch's start",
     ),
     Recipe(
         "PyTorch MNIST example",
         ("train epoch:",),
         r"{row}Train Epoch: \d+ \[ *\d+/\d+ \(\d+%\)\](?=(?:.*?Batch \(t\): [\d.]+, {samples_per_s}/s)?)"
-        r".*?(?<!\w)Loss: {loss}",
+        r".*?(?<!\w)Loss: {loss}|^Test set: Average loss: {val_loss},",
         "samples are printed and no step: lines are counted",
     ),
     Recipe(
@@ -264,26 +283,31 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "clu",
         ("logging_writer.py", "loss="),
-        r"^[IW]{timestamp} [^\]]*\] \[{step}\] (?:collection=train )?.*?(?<![\w/])(?:train_)?loss={loss}",
+        r"^[IW]{timestamp} [^\]]*\] \[{step}\] (?!collection=(?!train )).*?(?<![\w/])(?:train_)?loss={loss}"
+        r"|^[IW]{timestamp} [^\]]*\] \[{step}\] (?:collection=(?:eval|valid|validation|test) .*?(?<![\w/])"
+        r"|.*?(?<![\w/])(?:eval|val|valid|validation|test)_)loss={val_loss}",
         "the writer of t5x and of examples in JAX; the date gives the time, pauses included",
     ),
     Recipe(
         "TensorFlow Estimator",
         ("step =",),
-        r"^(?:[IW]{timestamp} [^\]]*\] )?(?:INFO:tensorflow:)?loss = {loss}, step = {step}(?: \({interval_s} sec\))?",
+        r"^(?:[IW]{timestamp} [^\]]*\] )?(?:INFO:tensorflow:)?loss = {loss}, step = {step}(?: \({interval_s} sec\))?"
+        r"|\bSaving dict for global step {step}: .*?(?<![\w/])loss = {val_loss}",
     ),
     Recipe(
         "litgpt",
         ("iter time",),
-        r"\biter \d+ (?:\| )?step {step}(?::| \|) loss(?: train)?(?: \(curr\))?:? {loss},",
+        r"\biter \d+ (?:\| )?step {step}(?::| \|) loss(?: train)?(?: \(curr\))?:? {loss},"
+        r"|^(?:iter|step) \d+: val loss {val_loss}",
         "`iter time` is that of one of the parts of a step, and is not used",
     ),
     Recipe(
         "word_language_model",
         ("ms/batch",),
-        r"epoch +{epoch} \| +{step}/ *{steps_per_epoch} batches \|.*?ms/batch +{step_time_ms} \| loss +{loss}",
+        r"epoch +{epoch} \| +{step}/ *{steps_per_epoch} batches \|.*?ms/batch +{step_time_ms} \| loss +{loss}"
+        r"|\bend of epoch .*?\| valid loss +{val_loss} \|",
     ),
-    Recipe("llama2.c", ("mfu",), r"^{step} \| loss {loss} \| lr {lr} \| {own_step_time_ms}ms"),
+    Recipe("llama2.c", ("mfu",), r"^{step} \| loss {loss} \| lr {lr} \| {own_step_time_ms}ms" + _OF_NANOGPT),
     Recipe("gpt-2-simple", ("avg=",), r"^\[{step} \| {elapsed_s}\] loss={loss}"),
     Recipe(
         "Levanter",

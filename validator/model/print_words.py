@@ -51,6 +51,10 @@ _LOSS = (
     rf"(?: train\b)?(?: \(curr\))?{_IS}{{loss}}(?![\d.,]*\s?%)"
 )
 
+_VAL_LOSS = (
+    rf"{_NAME}(?<!best )(?<!min )(?:val(?:id(?:ation)?)?|eval(?:uation)?)[ _/]loss\b{_IS}{{val_loss}}(?![\d.,]*\s?%)"
+)
+
 
 def _optional(part: str, *, needs: str = "") -> str:
     """The part anywhere in the line, or not at all; it is looked for where the line holds what it `needs`."""
@@ -104,6 +108,7 @@ def _rate(group: str, unit: str) -> str:
 _VALUES = "".join(
     (
         _optional(_LOSS, needs="(?:loss|xent)"),
+        _optional(_VAL_LOSS, needs="val"),
         _optional(rf"(?<![a-z])(?:grad(?:ient)?[_ ]?norm|gnorm|(?<![_/])norm)\b{_IS}{{grad_norm}}", needs="norm"),
         _optional(rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}", needs="(?:lr|learning)"),
         _optional(_rate("toks_per_s", rf"{_RATE}(?!{_PER_RANK})"), needs="tok"),
@@ -224,7 +229,15 @@ _RECORD_VALUES = "".join(
         ),
         *(
             _record_value(group, key_pattern(group))
-            for group in ("grad_norm", "lr", "toks_per_s_per_rank", "step_time_s", "step_time_ms", "timestamp")
+            for group in (
+                "val_loss",
+                "grad_norm",
+                "lr",
+                "toks_per_s_per_rank",
+                "step_time_s",
+                "step_time_ms",
+                "timestamp",
+            )
         ),
         _record_value("any_time", "time"),
         _record_value("any_time_ms", "time_ms"),
@@ -269,7 +282,8 @@ GENERAL: tuple[Recipe, ...] = (
         Recipe(
             name,
             words,
-            rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}{_EPOCH}{_step(names)}{_VALUES}",
+            rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}{_EPOCH}{_step(names)}{_VALUES}"
+            r"|^val(?:idation)? loss:? {val_loss}\s*$",
             "recognized by the words in it; give a pattern where it is mistaken",
         )
         for name, names, words in _STEPS
@@ -300,7 +314,7 @@ GENERAL: tuple[Recipe, ...] = (
         "epochs",
         ("epoch",),
         r"(?i)^(?!.*?\d%\|)(?!.*\d ?/ ?\d+ ?\()\W*(?:train\W+)?epoch\W*{step}\b(?!\.\d)(?!.*\bbatch)"
-        r".*?(?<!val )(?<!val_)\bloss\W+{loss}",
+        r".*?(?<!val )(?<!val_)\bloss\W+{loss}" + _optional(_VAL_LOSS, needs="val"),
         "a row an epoch",
         by_epochs=True,
     ),

@@ -71,8 +71,8 @@ class Reader(NamedTuple):
 READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
-        Reader("nanogpt", "lines of nanoGPT", ("nanoGPT", "nanoGPT evaluation")),
-        Reader("torchtitan", "lines of torchtitan", ("torchtitan", "torchtitan validation")),
+        Reader("nanogpt", "lines of nanoGPT", ("nanoGPT",)),
+        Reader("torchtitan", "lines of torchtitan", ("torchtitan",)),
         Reader("megatron", "lines of Megatron-LM and its forks", ("Megatron-LM",)),
         Reader("deepspeed", "lines of DeepSpeed", ("DeepSpeed", "DeepSpeed steps")),
         Reader(

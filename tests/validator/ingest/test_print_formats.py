@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.validator.ingest.forms import EPOCH, FORMS, LOSSES, RANKS, ROWS, STEPS, TOKENS, bar
+from tests.validator.ingest.forms import EPOCH, FORMS, LOSSES, RANKS, ROWS, STEPS, TOKENS, Row, bar
 from validator.ingest import collect_dir
 from validator.model.columns import contract_values
 from validator.model.metrics import TrainerMetrics
@@ -56,6 +56,76 @@ def test_what_a_format_prints_is_read_for_what_it_is(name: str, tmp_path: Path) 
             check_pace(result, key, truth)
     if "t" not in series and "r" not in series:
         assert not {"step_time_s", "toks_per_s"} & result.series.keys()
+
+
+EVALUATIONS = {
+    "nanoGPT": "step {n}: train loss {t}, val loss {v}",
+    "llm.c": "val loss {v}",
+    "nanochat": "Step {n:05} | Validation bpb: {v}",
+    "Megatron-LM": " validation loss at iteration {n} on validation set | lm loss value: {v} | lm loss PPL: 9.1 |",
+    "GPT-NeoX": " validation results at iteration {n} | lm_loss value: {v} | lm_loss_ppl value: 9.1 |",
+    "torchtitan": "validate step: {n}  loss:  {v}  memory: 9.1GiB(9.1%)  tps: 9,100",
+    "ImageNet": "Test: [ 9/10]\tTime  0.1 ( 0.1)\tLoss 9.1e+00 ({v})\tAcc@1   9.1 (  9.1)",
+    "Swin": "[2026-03-04 05:06:07 swin] (main.py 3): INFO Test: [9/10]\tTime 0.1 (0.1)"
+    "\tLoss 9.1 ({v})\tAcc@1 9.1 (9.1)",
+    "timm": "Test: [  9/9]  Time: 0.1 (0.1)  Loss:   9.123 ( {v})  Acc@1:   9.1 (  9.1)",
+    "litgpt": "iter {n}: val loss {v}, val time: 9.10 ms",
+    "fairseq": "2026-03-04 05:06:07 | INFO | valid | epoch 001 | valid on 'valid' subset | loss {v} | ppl 9.1 | "
+    "num_updates {n} | best_loss 9.1",
+    "fairseq, as JSON": '2026-03-04 05:06:07 | INFO | valid | {{"epoch": 1, "valid_loss": "{v}", "valid_ppl": "9.1", '
+    '"valid_num_updates": "{n}"}}',
+    "ESPnet": "[gpu01] 2026-03-04 05:06:07,1 (trainer:338) INFO: 1epoch results: [train] loss=9.1, [valid] "
+    "loss_ctc=9.1, loss={v}, [att_plot] total_count=0",
+    "MaxText": "eval metrics after step: {n}, loss={v}, total_weights=512",
+    "word_language_model": "| end of epoch   1 | time: 9.10s | valid loss  {v} | valid ppl     9.1",
+    "clu": "I0304 05:06:07.123456 139 logging_writer.py:48] [{n}] collection=eval accuracy=0.9, loss={v}",
+    "TensorFlow Estimator": "INFO:tensorflow:Saving dict for global step {n}: accuracy = 0.9, "
+    "global_step = {n}, loss = {v}",
+    "llama2.c": "step {n}: train loss {t}, val loss {v}",
+    "MLX": "Iter {n}: Val loss {v}, Val took 9.123s",
+    "WeNet": "2026-03-04 05:06:07,123 INFO Epoch 0 CV info cv_loss {v}",
+    "Marian": "[2026-03-04 05:06:07] [valid] Ep. 1 : Up. {n} : cross-entropy : {v} : new best",
+    "build-nanogpt": "validation loss: {v}",
+    "PyTorch MNIST example": "Test set: Average loss: {v}, Accuracy: 91/100 (91%)",
+}
+"""Lines about an evaluation, by the form in `FORMS` whose trainer prints them: `n` is the step, `v` its loss."""
+
+OTHER_ROWS: dict[str, Callable[[Row], str]] = {
+    "nanoGPT": lambda r: f"iter {r.i}: loss {r.x:.4f}, time {1e3 * r.t:.2f}ms, mfu 9.10%",
+    "llm.c": lambda r: (
+        f"step {r.i:4}/{STEPS} | loss {r.x:.6f} (+9.1z)| norm 9.1000 (+9.1z)| lr 3.00e-04 | {1e3 * r.t:.2f} ms | "
+        "9.1% bf16 MFU | 9100 tok/s"
+    ),
+    "nanochat": lambda r: (
+        f"step {r.i:05} ({r.i / STEPS:.2%}) | loss: {r.x:.6f} | dt: {1e3 * r.t:.2f}ms | tok/sec: 9,100"
+    ),
+    "Megatron-LM": lambda r: (
+        f" iteration {r.i:8}/{STEPS:8} | elapsed time per iteration (ms): {1e3 * r.t:.1f} | learning rate: 2.0E-04 | "
+        f"lm loss: {r.x:.6E} | grad norm: 9.1 | number of nan iterations:   0 |"
+    ),
+    "torchtitan": lambda r: f"step: {r.i:2}  loss:  {r.x:.4f}  memory:  9.10GiB(9.10%)  tps: 9,100  mfu: 9.10%",
+    "ImageNet": lambda r: (
+        f"Epoch: [{r.e - 1}][{r.b:3}/{EPOCH}]\tTime  {r.t:.3f} (  0.9)\tData  0.1 (  0.1)\tLoss {r.x:.4e} (9.1e+00)"
+    ),
+    "PyTorch MNIST example": lambda r: f"Train Epoch: {r.e} [{64 * r.b}/9100 ({r.b}%)]\tLoss: {r.x:.6f}",
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_the_loss_of_a_validation_is_read_where_it_is_printed(name: str, tmp_path: Path) -> None:
+    """litgpt's and timm's were dropped, so that one of NaN, and one that rises, were GO without a word."""
+    form = FORMS[name][1] if name in FORMS else OTHER_ROWS[name]
+    lines, losses = [], {}
+    for row in ROWS:
+        lines.append(form(row))
+        if row.i % 20 == 0:
+            losses[row.i] = 3.0 - row.i / 100 if row.i < 100 else math.nan
+            lines.append("\n" + EVALUATIONS[name].format(n=row.i, v=f"{losses[row.i]:.3f}", t="3.210") + "\n")
+    result = read(lines, tmp_path)
+    found = result.series["val_loss"]
+    assert found.steps.tolist() == pytest.approx(list(losses), abs=1)
+    np.testing.assert_allclose(found.values, list(losses.values()))
+    assert result.series["loss"].values.tolist() == pytest.approx(LOSSES, abs=6e-3)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +205,8 @@ def test_rows_without_names_and_epochs_are_read_where_that_is_safe(
         ("step {n} loss 2.5 fwd_time 10ms step_time 50ms", {"step_time_s": 0.05}),
         ("step {n} loss 2.5 elapsed: 1{n}.5m", {}),
         ("step {n} loss 2.5 dt 0.5", {}),
-        ("step {n}: val loss 9.1, loss 2.5", {}),
+        ("step {n}: val loss 9.1, loss 2.5", {"val_loss": 9.1}),
+        ("step {n}: best val loss 9.1, loss 2.5", {}),
         ("step {n} | packet loss 5% | loss 2.5", {}),
         ("step {n} loss 2.5 param_norm 200.5", {}),
         ("1048{n}76000 tokens step {n} loss 2.5", {}),
