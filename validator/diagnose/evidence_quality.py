@@ -12,6 +12,7 @@ import numpy.typing as npt
 from validator.diagnose.rule import Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.ingest.text_logs import whole_name
 from validator.kinds.registry import kind_of
+from validator.model.columns import OF_EVALUATION
 from validator.model.readers import matcher
 from validator.model.result import Irregularity, LogHit, RankProgress, Series, Steps
 from validator.model.verdict import Evidence
@@ -237,6 +238,9 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
         places = run.evidence.places
         epochs = () if places is None or places.path != one.source.path else places.epochs
         gap = _gap(one, same_file, epochs) if one.steps.size >= _FEW else _ends_early(one, same_file)
+        if gap is None and not thins_out(one.steps):
+            evaluated = [s for s in run.result.series.values() if s.name in OF_EVALUATION and s.source == one.source]
+            gap = _ends_early(one, [one, *evaluated])
         if gap is None and _late(one) > first[_pace(one)]:
             gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
         if gap is None and _pace(one) is not None and one.steps[-1] < last[_pace(one)]:

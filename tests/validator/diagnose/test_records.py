@@ -150,6 +150,30 @@ def test_every_other_row_that_is_dropped_late_in_a_run_is_a_warning(tmp_path: Pa
     assert "20 rows are missing" in found.message
 
 
+@pytest.mark.parametrize(("last", "mean", "codes"), [
+    (149, "3.1", {"missing-evidence"}),
+    (149, "nan", {"missing-evidence", "nonfinite-values"}),
+    (299, "3.1", set()),
+])  # fmt: skip
+def test_rows_of_the_loss_that_stop_while_evaluations_continue(
+    tmp_path: Path, last: int, mean: str, codes: set[str]
+) -> None:
+    """A trainer that skips its line where the loss is NaN, and prints `train loss nan` in an evaluation, was GO."""
+    lines = []
+    for n in range(301):
+        if n % 100 == 0:
+            lines.append(f"step {n}: train loss {3.1 if n < 200 else mean}, val loss 3.2\n")
+        if n <= last:
+            lines.append(f"iter {n}: loss {4 - n / 300:.4f}, time 50.00ms, mfu 1.00%\n")
+    write_logs(tmp_path, stdout="".join(lines))
+    found = of_run(tmp_path, steps=300, metrics=TrainerMetrics(reader=("nanogpt",)))
+    assert found.keys() & {"missing-evidence", "nonfinite-values"} == codes
+    if codes:
+        assert (
+            "loss has 150 rows, the last at step 149, where others continue to 300" in found["missing-evidence"].message
+        )
+
+
 def test_a_row_that_was_due_by_the_rule_is_missed(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     (folder).mkdir()
