@@ -98,6 +98,20 @@ with open(args.out + "/metrics.csv", "w", buffering=1) as table:
         table.write(f"{{step}},{{fall(step):.4f}},0.1,{{5000 + step % 7}}\\n")
 """,
     ),
+    "dictionaries of GRPO": (
+        "--max_steps",
+        "--output_dir",
+        """
+for step in range(1, args.steps + 1):
+    time.sleep({s})
+    sys.stderr.write(f"\\r{{100 * step // args.steps:3}}%|██      | {{step}}/{{args.steps}} "
+                     f"[00:{{int(step * {s}):02}}<00:10, {{1 / {s}:.2f}}it/s]")
+    sys.stderr.write("\\r" + 80 * " " + "\\r")  # as tqdm.write clears the bar
+    sys.stderr.flush()
+    print(str({{"loss": round(fall(step), 4), "grad_norm": 0.4, "learning_rate": 0.1, "num_tokens": 4096.0 * step,
+               "reward": 0.5, "kl": 0.01, "epoch": round(step / 500, 3)}}), flush=True)
+""",
+    ),
     "numbers alone": (
         "--steps",
         "--log_dir",
@@ -133,7 +147,11 @@ def test_a_trainer_is_recognized_and_its_runbook_runs(
     script = _write(workdir, form)
     length, place, _ = _TRAINERS[form]
     # One command gives length and folder, the other none of them: then --help names both.
-    given = (length, "5000", f"{place}=elsewhere") if form in ("nanogpt", "torchtitan", "csv") else ()
+    given = (
+        (length, "5000", f"{place}=elsewhere")
+        if form in ("nanogpt", "torchtitan", "csv", "dictionaries of GRPO")
+        else ()
+    )
     answer = cli("init", "--json", "--", "python", script.name, "--lr", "0.3", *given)
     assert answer.rc == 0, answer.err + answer.out
     _rows(answer)

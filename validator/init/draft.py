@@ -15,6 +15,8 @@ from validator.init.command import nproc_key, trainer_keys
 from validator.init.effects import MOST_ROWS, SHORT_ROWS, settings_to_try
 from validator.init.watched import ENOUGH_STEPS, WatchedCommand
 from validator.model.arguments import settings_in, stated_tokens
+from validator.model.metrics import TrainerMetrics
+from validator.model.resolve import series_of
 from validator.stats.effect import rows_needed
 from validator.text import format_number
 
@@ -132,8 +134,12 @@ def draft(
 
 
 def watched_series(watched: WatchedCommand) -> frozenset[str]:
-    """Names of the series that a run will have: what was seen, and the time of a step by the arrival of its lines."""
-    names = frozenset() if watched.reading is None else frozenset(watched.reading.result.series)
+    """Names of the series that a runbook may ask of a run: what was seen, as far as the way it is read is known to give
+    it, and the time of a step by the arrival of its lines."""
+    if watched.reading is None:
+        return frozenset()
+    known = {*series_of(TrainerMetrics.model_validate(watched.reading.metrics)), "samples_per_s"}  # which is declared
+    names = frozenset(known.intersection(watched.reading.result.series))
     return names if not names or rate_of(names) else names | {"step_time_s"}
 
 

@@ -33,8 +33,9 @@ from validator.init.watched import WatchedCommand, watch
 from validator.kinds.registry import loads
 from validator.model.arguments import settings_in
 from validator.model.expression import open_reference
+from validator.model.resolve import series_of
 from validator.model.runbook import Runbook, TrainPhase
-from validator.model.settings import has_placeholder
+from validator.model.settings import has_placeholder, tokens_of
 from validator.model.verdict import RunReport, ValidationReport
 from validator.pipeline.baseline import make_baseline
 from validator.pipeline.evaluate import stored_report
@@ -352,7 +353,9 @@ def with_soak(
     minutes = timeout_minutes(steps * (step_s or 0.0))
     its_own = minutes if 60 * minutes > runbook.defaults.timeout else None
     guess = _is_guess(runbook, phase)
-    lines = soak_lines(frozenset(run.metrics), steps=steps, minutes=its_own, learns=learns, steps_open=guess)
+    known = series_of(runbook.trainer.metrics, tokens=tokens_of(runbook, phase) is not None)
+    series = frozenset(known).intersection(run.metrics)
+    lines = soak_lines(series, steps=steps, minutes=its_own, learns=learns, steps_open=guess)
     return _if_valid("\n".join((text.rstrip("\n"), "", *lines)) + "\n", text), ()
 
 
