@@ -54,16 +54,16 @@ def settings_to_try(watched: WatchedCommand) -> SettingsToTry:
     """Numbers of the command, its variables and its config files that change the losses of the first steps; those that
     may do so behind those that must.
 
-    None where the trainer reports its config, or no loss; those that it prints before its first step are left out.
+    None where the trainer reports its config, or no loss. What it prints before its first step is what it was asked,
+    which does not show that it obeys.
     """
     reading = watched.reading
     if reading is None or not reading.has_loss or reading.result.effective:
         return SettingsToTry()
-    printed = {one.name for one in reading.result.evidence.stated}
     given = {
         key: (number, where)
         for key, number, where in (*_of_command(watched.command), *_of_files(watched.command))
-        if flat_name(key).rpartition(".")[2].lower() not in printed and _tells(key)
+        if _tells(key)
     }
     sure = {key: must_show_at_first(key, watched.command.words) for key in given}
     change = [

@@ -65,12 +65,12 @@ def test_variables_of_the_command_count_as_well() -> None:
     assert tried(seen("t.py", env={"NSA_SEQ_LEN": "512", "OMP_NUM_THREADS": "4"})) == {"env.NSA_SEQ_LEN": 256}
 
 
-def test_a_trainer_that_reports_or_prints_its_config_is_believed() -> None:
+def test_a_trainer_that_reports_its_config_is_believed_and_one_that_prints_it_is_tried() -> None:
     one = seen("t.py --batch-size 8 --lr 0.1")
     assert LOSS.result.evidence.stated == ()
     evidence = replace(LOSS.result.evidence, stated=(StatedSetting("lr", "0.1", "stdout.log", 1, "lr = 0.1"),))
     printed = replace(LOSS, result=replace(LOSS.result, evidence=evidence))
-    assert tried(replace(one, reading=printed)) == {"args.batch-size": 4}
+    assert tried(replace(one, reading=printed)) == {"args.batch-size": 4, "args.lr": 0.3}
     reported = replace(LOSS, result=replace(LOSS.result, effective={"lr": 0.1}))
     assert tried(replace(one, reading=reported)) == {}
     assert tried(replace(one, reading=reading("step_time_s"))) == {}, "no loss"
