@@ -176,6 +176,19 @@ def _rate_counts_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
                 next_step="Check whether toks_per_s is per rank or global, and whether step_time_s is of a step or "
                 "of a micro-batch (accumulation).",
             )
+    elif products.size >= 3 and (counted := _counted_tokens(run)) is not None:
+        of_a_rank = float(np.median(products)) / run.world_size
+        if of_a_rank > 1.2 * counted[0]:
+            yield Diagnosis(
+                f"Rate × step time gives {of_a_rank:,.0f} tokens a step and rank where the trainer counts "
+                f"{counted[0]:,.0f} of all: a factor of {of_a_rank / counted[0]:.2g}.",
+                confidence="medium",
+                because=[
+                    evidence(f"toks_per_s × step_time_s / ranks ≈ {of_a_rank:,.0f}", run.source("toks_per_s")),
+                    evidence(f"{counted[1]}: {counted[0]:,.0f} tokens in each step", run.source(counted[1])),
+                ],
+                next_step="Check the unit of the rate and of the time, and what the rate counts twice.",
+            )
     mfu = run.scalar("metrics.mfu")
     if mfu is not None and mfu > 1:
         yield Diagnosis(
@@ -183,6 +196,20 @@ def _rate_counts_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
             because=[evidence(f"metrics.mfu {mfu:.3g}")],
             next_step="Check the FLOPs per token, the token rate and the peak that was assumed.",
         )
+
+
+def _counted_tokens(run: RunFacts) -> tuple[float, str] | None:
+    """The tokens that the trainer counts in a step, and in which series; None unless each step has as many, since those
+    that are not padding vary, and a rate may count padding too."""
+    counted, seen = run.series("tokens_per_step"), run.series("tokens_seen")
+    if counted is not None:
+        found, name = counted.values, "tokens_per_step"
+    elif seen is not None:
+        found, name = np.diff(seen.values) / np.diff(seen.steps), "tokens_seen"
+    else:
+        return None
+    usual = float(np.median(found)) if found.size >= 3 else 0.0
+    return (usual, name) if usual > 0 and np.isclose(found, usual, rtol=1e-3).all() else None
 
 
 _SLACK_S, _SLACK = 2.0, 1.05

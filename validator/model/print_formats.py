@@ -200,6 +200,7 @@ KNOWN: tuple[Recipe, ...] = (
         ("completed step",),
         r"^(?:[IWE]{timestamp} [^\]]*\] )?completed step: {step}, seconds: {step_time_s}, .*?"
         r"(?=(?:.*?Tokens/s/device: {toks_per_s_per_rank})?)(?=.*?loss: {loss})"
+        r"(?=(?:.*?total_weights: {tokens_per_step})?)"
         r"|\beval metrics after step: {step}, loss={val_loss},",
     ),
     Recipe(

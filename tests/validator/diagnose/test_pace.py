@@ -14,6 +14,7 @@ from tests.validator.diagnose.cases import (
     steady,
 )
 from tests.validator.ingest.folders import outcome, record, write_csv, write_heartbeat, write_logs
+from validator.model.recipes import RECIPES
 from validator.model.runbook import TrainerMetrics
 
 
@@ -188,3 +189,28 @@ def test_unit_mismatch_of_rates(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r", env={"tokens_per_step": 8192})
     finding = of_run(folder)["unit-mismatch"]
     assert (finding.severity, "factor of 0.5" in finding.message) == ("veto", True)
+
+
+@pytest.mark.parametrize(
+    ("factor", "counted", "ranks", "found"),
+    [
+        (10, 512, 1, True),
+        (1, 512, 1, False),
+        (10, 512, 4, True),
+        (0.125, 512, 1, False),  # of one of eight devices
+        (10, None, 1, False),  # padding: each step has another number
+    ],
+)
+def test_a_rate_above_what_the_trainer_counts_in_a_step(
+    tmp_path: Path, factor: float, counted: int | None, ranks: int, found: bool
+) -> None:
+    """MaxText's lines with a rate ten times too high, beside a time and a number of tokens that are right, were GO."""
+    lines = [
+        f"completed step: {n}, seconds: 0.050, TFLOP/s/device: 0.1, Tokens/s/device: {factor * 10240 + n % 7:.3f}, "
+        f"total_weights: {counted or 100 + 31 * n % 97}, loss: {4 - n / 100:.3f}\n"
+        for n in range(60)
+    ]
+    write_logs(tmp_path, stdout="".join(lines))
+    maxtext = next(one.pattern for one in RECIPES if one.name == "MaxText")
+    shown = of_run(tmp_path, steps=60, metrics=TrainerMetrics(stdout=maxtext), nproc=ranks)
+    assert ("unit-mismatch" in shown) == found
