@@ -154,12 +154,12 @@ def series_in(
     return series(paths[0], pattern, read_log, longest=longest, arrivals=arrivals)
 
 
-def recognized(paths: Iterable[Path]) -> tuple[Path, Recipe] | None:
-    """Of these logs the one with most rows in a known print format, and that format."""
+def recognized(paths: Iterable[Path], *, in_words: bool = False) -> tuple[Path, Recipe] | None:
+    """Of these logs the one with most rows in a known print format, or in one that goes by words, and that format."""
     best: tuple[int, Path, Recipe] | None = None
     for path in dict.fromkeys(paths):
         try:
-            known = None if _is_binary(path) else recognize(with_rows(_lines(path, Digest())))
+            known = None if _is_binary(path) else recognize(with_rows(_lines(path, Digest())), in_words=in_words)
         except OSError:
             continue
         if known is not None and (best is None or known[1] > best[0]):

@@ -183,6 +183,7 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         tables = [path for path in grown if Path(path).suffix == ".csv" and has_steps(out / path)]
         events = [path for path in grown if ".tfevents." in path]
         known = recognized(logs.printed)
+        beside = recognized(logs.printed, in_words=True) if known is not None and not _has_loss(known[1]) else None
         guess = None if known is not None else next(filter(None, map(inferred, logs.printed)), None)
     where = "what rank 0 prints" if logs.rank_out else "what it prints"
     for name in _PRINT_READERS:
@@ -194,11 +195,14 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         if name == "lightning" and known is None and events and not any("version_" in path for path in events):
             continue
         yield {"reader": [name]}, f"the files that the reader {name} knows", False, False
-    if known is not None:
-        path, recipe = known
+    for path, recipe in filter(None, (beside, known)):
         yield _by_recipe(recipe), f"{where}, as lines of {recipe.name} ({path.name})", False, recipe.by_epochs
     if guess is not None:
         yield {"stdout": guess}, f"{where}: {_how(guess)}", True, _EPOCH.search(guess) is not None
+
+
+def _has_loss(recipe: Recipe) -> bool:
+    return "{loss}" in recipe.pattern
 
 
 def _by_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -32,9 +32,14 @@ RECIPES: tuple[Recipe, ...] = tuple(
 no other one fits."""
 
 
-def recognize(lines: Iterable[tuple[int, str]]) -> tuple[Recipe, int] | None:
-    """The first format that a fair part of these lines have, and how many have it; None where none is known."""
+def recognize(lines: Iterable[tuple[int, str]], *, in_words: bool = False) -> tuple[Recipe, int] | None:
+    """The first format that a fair part of these lines have, and how many have it; None where none is known.
+
+    With `in_words` only the formats that go by words: a library prints its own lines beside those of its user.
+    """
     held = list(lines)
+    if in_words:
+        return _recognize(held, GENERAL, _AMONG_GENERAL)
     return _recognize(held, RECIPES[: -len(GENERAL)], _AMONG_ALL) or _recognize(held, GENERAL, _AMONG_GENERAL)
 
 

@@ -50,6 +50,29 @@ def test_a_trainer_that_logs_no_loss_and_no_pace_is_read(tmp_path: Path) -> None
     assert best.sample(1) == [{"step": 39, "ep_reward_mean": 39, "entropy": 1.7}]
 
 
+def test_a_loss_beside_the_lines_of_a_library_is_read(tmp_path: Path) -> None:
+    """DeepSpeed's lines were recognized, and `step 250 loss 4.1356` of the trainer beside them was read as no loss."""
+    (tmp_path / "logs").mkdir()
+    lines = []
+    for i in range(1, 101):
+        lines.append(f"step {i} loss {4 / i**0.2:.4f}")
+        if i % 10 == 0:
+            front = f"[2026-03-04 05:06:{i // 2:02},100] [INFO] "
+            lines.append(f"{front}[logging.py:96:log_dist] [Rank 0] step={i}, skipped=0, lr=[0.1], mom=[(0.9, 0.999)]")
+            lines.append(
+                f"{front}[timer.py:260:stop] epoch=0/micro_step={i}/global_step={i}, RunningAvgSamplesPerSec=32.1, "
+                "CurrSamplesPerSec=32.0, MemAllocated=0.42GB, MaxMemAllocated=0.97GB"
+            )
+    (tmp_path / "logs/stdout.log").write_text("\n".join(lines) + "\n")
+    spec = RunSpec(
+        id="p/r1", phase="p", kind="train", launcher="python", argv=(), env={}, out=tmp_path.name, timeout_s=60
+    )
+    (best, *_) = readings(spec, run_dir=tmp_path.parent)
+    assert best.has_loss
+    assert best.series["loss"].steps.tolist() == list(range(1, 101))
+    assert unread_loss(best, tmp_path) == ""
+
+
 @pytest.mark.parametrize(
     ("line", "name"), [("[{i:05d}/600] recon: {v:.3f} kl: 1.5", " (recon)"), ("{i:6d} {v:11.6f}", "")]
 )
