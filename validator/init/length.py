@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from validator.ingest.logs import log_lines
+from validator.ingest.logs import find_logs, log_lines
 from validator.ingest.read_log import ReadLog
 from validator.ingest.stated import stated_settings
 from validator.init.reading import TrialReading, logs_of
@@ -34,7 +34,7 @@ def printed_total(reading: TrialReading, out: Path) -> int | None:
     """
     steps = {int(step) for one in reading.series.values() for step in one.steps}
     seen: dict[int, set[int]] = {}
-    for path in logs_of(reading, out):
+    for path in dict.fromkeys((*logs_of(reading, out), *find_logs(out).printed)):  # a bar beside a text file says it
         for _, text in log_lines(path):
             for found in _OF_TOTAL.finditer(text[:_MAX_LINE]):
                 step, total = map(int, found.groups())

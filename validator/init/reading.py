@@ -88,6 +88,20 @@ class TrialReading:
         return self.has_loss and self.has_pace
 
     @property
+    def settled(self) -> bool:
+        """Whether no further file need be looked for: a bar shows less than its trainer may write to one."""
+        return self.complete and not self.guessed and not self._is_bar
+
+    @property
+    def _is_bar(self) -> bool:
+        return list(self.metrics.get("reader", ())) == ["tqdm"] and "log" not in self.metrics
+
+    def says_more_than(self, bar: TrialReading) -> bool:
+        """Whether a text file has about as many rows as the bar `bar`, and series that it lacks."""
+        more = not self.result.series.keys() <= bar.result.series.keys()
+        return bar._is_bar and "log" in self.metrics and self.complete and more and 2 * self.rows >= bar.rows
+
+    @property
     def order(self) -> tuple[bool, bool, bool]:
         """Sorts the better ways before the others."""
         return self.guessed, not self.has_loss, not self.has_pace
@@ -128,9 +142,12 @@ def readings(spec: RunSpec, *, run_dir: Path, elsewhere: Iterable[Path] = ()) ->
             reading = _read(spec, metrics, source, run_dir=run_dir, guessed=guessed, by_epochs=by_epochs)
             if reading.rows:
                 found.append(reading)
-        if any(one.complete and not one.guessed for one in found):
+        if any(one.settled for one in found):
             break
     found.sort(key=lambda one: one.order)  # stable: the preferred ones first
+    fuller = next((one for one in found[1:] if not one.guessed and one.says_more_than(found[0])), None)
+    if fuller is not None:
+        found = [fuller, *(one for one in found if one is not fuller)]
     return _joined(spec, found, run_dir=run_dir)
 
 

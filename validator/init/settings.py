@@ -36,8 +36,12 @@ _STEPS = (
         "num_steps",
         "n_steps",
         "nsteps",
+        "max_steps_per_epoch",
     ),
 )
+_OF_ONE_EPOCH = "max_steps_per_epoch"
+"""A length in steps where the command asks for no more than one epoch."""
+
 _ROLLOUT = frozenset({"num_steps", "n_steps", "nsteps"})
 _TIMESTEPS = frozenset(
     {
@@ -134,6 +138,8 @@ def with_placeholders(
     A length in epochs stays, unless a row of what the trainer writes is an epoch: how many steps it has is not known.
     """
     found = list(_found(words))
+    if any(what == "epochs" and value != "1" for _, what, _, value in found):
+        found = [one for one in found if _last_part(one[2]) != _OF_ONE_EPOCH]
     lengths = [_NAMES[what].index(_setting_known(name, what)) for _, what, name, _ in found if what == length]
     best = min(lengths, default=None)
     made = [_escaped(word) for word in words]
@@ -315,7 +321,7 @@ def chosen_from(offered: Iterable[str], what: What, *, perhaps_file: bool = Fals
     for option in every:
         bare = option.rstrip("=")
         folder = perhaps_file or what != "out" or re.search(r"(?:dir|folder)$", bare) is not None
-        if meaning_of(bare) == what and folder and not _is_rollout(bare, every):
+        if meaning_of(bare) == what and _last_part(bare) != _OF_ONE_EPOCH and folder and not _is_rollout(bare, every):
             names.setdefault(_setting_known(bare, what), option)
     return next((names[name] for name in _NAMES[what] if name in names), None)
 

@@ -207,7 +207,7 @@ class _TrialWatch:
             step = best.last_step
             if step is not None and (not self.steps or step > self.steps[-1][1]):
                 self.steps.append((began, step))
-        if not (best is not None and best.complete) and now >= self.logs_s:
+        if not (best is not None and best.settled) and now >= self.logs_s:
             for path, size in logs_elsewhere(self.token, self.run_dir / self.spec.out, self.files):
                 self.feed.hold(path, at=size)
             self.logs_s = now + max(1.0, 20 * (time.monotonic() - now))

@@ -352,7 +352,7 @@ def test_a_watch_asks_for_the_end_once_though_several_things_say_that_it_is_over
     over = SimpleNamespace(
         **{"cancel": CancelToken(), "seconds": 45.0, "next_s": 0.0, "logs_s": math.inf, "before": {}, "steps": []},
         feed=SimpleNamespace(take=lambda: None),
-        best=lambda: SimpleNamespace(last_step=5, complete=False),
+        best=lambda: SimpleNamespace(last_step=5, complete=False, settled=False),
         _enough=lambda *_: True,
         _writes_outside=lambda _: True,
     )

@@ -11,6 +11,7 @@ import pytest
 from tests.validator.init.test_draft import watched
 from validator.ingest import collect_dir
 from validator.init.draft import draft
+from validator.init.length import printed_total
 from validator.init.reading import TrialReading, readings, unread_loss, unread_records
 from validator.kinds.registry import loads
 from validator.model.metrics import TrainerMetrics
@@ -71,6 +72,32 @@ def test_a_loss_beside_the_lines_of_a_library_is_read(tmp_path: Path) -> None:
     assert best.has_loss
     assert best.series["loss"].steps.tolist() == list(range(1, 101))
     assert unread_loss(best, tmp_path) == ""
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_text_file_that_says_more_than_the_bar_is_read(every: int, tmp_path: Path) -> None:
+    """torchtune's bar was read, so its rate, its learning rate and its gradient norm were not."""
+    (tmp_path / "logs").mkdir()
+    bar = (
+        f"\r1|{i}|Loss: {4 / i**0.2:.4f}: {i}%|█  | {i}/100 [00:{i // 2:02}<00:10,  1.98it/s]" for i in range(1, 101)
+    )
+    (tmp_path / "logs/stderr.log").write_text("".join(bar))
+    (tmp_path / "log_1764356400.txt").write_text(
+        "".join(
+            f"Step {i} | loss:{4 / i**0.2} lr:0.01 tokens_per_second_per_gpu:{9100 + i % 7} grad_norm:0.5 \n"
+            for i in range(every, 101, every)
+        )
+    )
+    spec = RunSpec(
+        id="p/r1", phase="p", kind="train", launcher="python", argv=(), env={}, out=tmp_path.name, timeout_s=60
+    )
+    (best, *_) = readings(spec, run_dir=tmp_path.parent)
+    if every == 1:
+        assert dict(best.metrics) == {"log": "log_*.txt", "reader": ["steps"]}
+        assert {"loss", "lr", "grad_norm", "toks_per_s"} <= best.result.series.keys()
+        assert printed_total(best, tmp_path) == 100
+    else:
+        assert dict(best.metrics) == {"reader": ["tqdm"]}
 
 
 @pytest.mark.parametrize(
