@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, hit_evidence, rule
+from validator.model.columns import OF_EVALUATION
 from validator.model.logged_names import logged_name
 from validator.model.result import Series
 from validator.stats.means import fell
@@ -28,7 +29,8 @@ _FIRST_ROWS = 5
 """First rows in which a number must be finite: what is not measured in each row, or not yet, is written as NaN too."""
 
 _FIRST_EVALUATIONS = _LAST_EVALUATIONS = 2
-"""The same of a loss that is never finite again, and how many rows are not: an evaluation has few."""
+"""The same of a loss that is never finite again, and how many rows are not: an evaluation has few. One that is not, the
+last of a run, is a warning."""
 
 _OF_LOSS = re.compile(
     r"(?i)loss|perplexity|(?<![a-z])(?:nll|bce|ce|mse|kl|kld|elbo|rec|recon\w*|ppl|grad\w*|norm|entropy)(?![a-z])"
@@ -151,7 +153,8 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
     for name, bad in known.items():
         at = np.flatnonzero(bad)
         lost = bool(_OF_LOSS.search(name)) and at.size and at[0] >= _FIRST_EVALUATIONS and at.size == bad.size - at[0]
-        few = at.size < max(_LAST_EVALUATIONS if lost else _MIN_NOT_FINITE, _OFTEN * bad.size)
+        fewest = _MIN_NOT_FINITE if not lost else 1 if name.rpartition(".")[2] in OF_EVALUATION else _LAST_EVALUATIONS
+        few = at.size < max(fewest, _OFTEN * bad.size)
         own = name.startswith("telemetry.") or _OF_SPEED.search(name)
         if own or few or (at[-1] < 0.75 * bad.size and not lost):
             continue
@@ -160,7 +163,7 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
         said = f"{name} is not finite in {at.size} of {bad.size} rows, from step {steps[name][at[0]]} on"
         yield Diagnosis(
             f"{said}, and was before" + (", while the loss stays finite." if run.series("loss") is not None else "."),
-            severity="veto" if _OF_LOSS.search(name) else "warning",
+            severity="veto" if _OF_LOSS.search(name) and at.size >= _LAST_EVALUATIONS else "warning",
             because=[evidence(said, run.source(name) or (places.path if places is not None else None))],
             next_step=_LOG_RAW,
         )
