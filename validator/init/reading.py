@@ -369,4 +369,9 @@ def unread_records(out: Path, outside: Iterable[str] = ()) -> str:
 
 
 def _naming(key: str, fix: str) -> str:
-    return f"{key} is read as no loss; if a training lowers it, name it in trainer.metrics, in place of no_loss: {fix}"
+    alone = key.lower() in ("loss", "train_loss", "training_loss")
+    why = "no known form of line has it beside a step" if alone else "its name may be that of a part of the loss"
+    return (
+        f"{key} is read as no loss, for {why}; if a training lowers it, name it in trainer.metrics, in place of "
+        f"no_loss: {fix}"
+    )

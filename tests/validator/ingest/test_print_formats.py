@@ -68,7 +68,8 @@ EVALUATIONS = {
     "ImageNet": "Test: [ 9/10]\tTime  0.1 ( 0.1)\tLoss 9.1e+00 ({v})\tAcc@1   9.1 (  9.1)",
     "Swin": "[2026-03-04 05:06:07 swin] (main.py 3): INFO Test: [9/10]\tTime 0.1 (0.1)"
     "\tLoss 9.1 ({v})\tAcc@1 9.1 (9.1)",
-    "timm": "Test: [  9/9]  Time: 0.1 (0.1)  Loss:   9.123 ( {v})  Acc@1:   9.1 (  9.1)",
+    "timm": "Test: [  0/9]  Time: 0.1 (0.1)  Loss:   9.123 ( 9.123)  Acc@1:   9.1 (  9.1)\n"
+    "Test: [  9/9]  Time: 0.1 (0.1)  Loss:   9.123 ( {v})  Acc@1:   9.1 (  9.1)",
     "litgpt": "iter {n}: val loss {v}, val time: 9.10 ms",
     "fairseq": "2026-03-04 05:06:07 | INFO | valid | epoch 001 | valid on 'valid' subset | loss {v} | ppl 9.1 | "
     "num_updates {n} | best_loss 9.1",

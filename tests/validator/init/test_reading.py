@@ -126,6 +126,7 @@ def as_read(folder: Path, line: str, **metrics: str) -> TrialReading:
         ('{{"step": {i}, "objective/loss": 3.{i:02}, "tokens_per_sec": 90}}', "objective/loss"),
         ('{{"step": {i}, "critic": {{"q_loss": NaN}}, "tokens_per_sec": 90}}', "q_loss"),
         ('{{"step": {i}, "tokens_per_sec": 90}}\n|  policy_gradient_loss    | -0.01 |', "policy_gradient_loss"),
+        ('{{"step": {i}, "tokens_per_sec": 90}}\n~ loss 3.1 ~', "loss"),
         ('{{"step": {i}, "val_loss": 3.1, "eval/loss": 3.1, "tokens_per_sec": 90}}', ""),
         ('{{"step": {i}, "loss_scale": 65536, "tokens_per_sec": 90}}\nlossless 3, packet loss 0.1 %', ""),
         ('{{"step": {i}, "loss": 3.1, "aux_loss": 1.0, "tokens_per_sec": 90}}', ""),
@@ -136,6 +137,10 @@ def test_a_loss_that_is_not_read_is_named_with_the_way_to_read_it(line: str, key
     found = as_read(tmp_path, line, reader="records")
     said = unread_loss(found, tmp_path)
     assert said.split(" is read as no loss")[0] == key
+    why = (
+        "no known form of line has it beside a step" if key == "loss" else "its name may be that of a part of the loss"
+    )
+    assert (why in said) is bool(key)
     text = draft(replace(watched("t.py", found), unread=said), name="made", base=Path("/"))
     assert ("one is not read" in text) is bool(key)
     assert ("no_loss" in text) is not found.has_loss
