@@ -108,7 +108,7 @@ class PrintedRows:
         if printed.step is None and self._announced is not None:
             self._add(*self._announced)  # a box of several lines begins with one that holds the step alone
         self._announced = None
-        if printed.step is None and OF_EVALUATION.issuperset(printed.values):
+        if printed.of_evaluation:
             self.pauses.append(number)
         self._look_at_loss(number, printed, text)
         if not self.steps or _NOT_FINITE.search(text):

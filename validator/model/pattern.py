@@ -122,6 +122,12 @@ class Printed(NamedTuple):
     step: float | None
     odd: tuple[str, str] | None = None
 
+    @property
+    def of_evaluation(self) -> bool:
+        """Whether it is one of the lines of an evaluation behind a step: many may say that step."""
+        own = self.step is not None or "row" in self.texts
+        return not own and bool(self.values) and OF_EVALUATION.issuperset(self.values)
+
 
 class LinePattern:
     """A pattern for the lines of a log. `names` are its groups."""
@@ -361,7 +367,7 @@ class StepCounter:
             return self._last
         step = printed.step
         if step is None:
-            if self._latest_total is not None and not OF_EVALUATION.issuperset(printed.values):
+            if self._latest_total is not None and not printed.of_evaluation:
                 self._completed[self._latest_total] = self._completed.get(self._latest_total, 0) + 1
             return None if self._last is None else self._offset + self._last
         if "steps_total" in printed.values and not self._of_training(step, printed.values["steps_total"]):

@@ -414,7 +414,8 @@ class RunFollower:
                     counter.step(announced)
                 self._logs[pattern] = path
                 step, values = _whole(counter.step(printed)), contract_values(printed.values)
-                row = not line.endswith(b"\r")  # a bar may redraw one step as often as it likes
+                # A bar may redraw one step as often as it likes, and an evaluation prints its batches behind one.
+                row = not line.endswith(b"\r") and not printed.of_evaluation
                 yield Record("stdout", 0, step, values, row=row, path=path, end=end)
             if pattern in self._logs:
                 return

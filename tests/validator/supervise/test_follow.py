@@ -203,6 +203,17 @@ def test_a_progress_bar_shows_its_steps_before_its_line_ends(tmp_path: Path) -> 
     ]
 
 
+def test_batches_of_an_evaluation_are_no_rows_that_repeat_a_step(tmp_path: Path) -> None:
+    """A healthy trainer whose evaluation prints as many lines as `frozen_rows` would be stopped."""
+    follower = RunFollower(
+        out=tmp_path, metrics=TrainerMetrics(stdout="^step {step} loss {loss}|^test loss {val_loss}")
+    )
+    log = tmp_path / "logs" / "stdout.log"
+    log.parent.mkdir()
+    _append(log, "step 1 loss 3.5\n" + "test loss 3.6\n" * 3 + "step 2 loss 3.4\n")
+    assert [record.row for record in follower.look()] == [True, False, False, False, True]
+
+
 def test_an_epoch_is_no_step(tmp_path: Path) -> None:
     follower = RunFollower(out=tmp_path, metrics=FILES)
     _append(tmp_path / "training.csv", "step,loss\n0.25,3\n0.5,2\n")
