@@ -271,8 +271,7 @@ def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _without_scatter(run: RunFacts, loss: Series, values: Floats) -> Iterator[Diagnosis]:
     """A loss that falls to half and never rises by more than its last decimal: of one batch, or of all data in each
-    step. A warning where the trainer counts tokens, of which no step has all, or the loss of a validation ends at twice
-    as much and above its own minimum."""
+    step. A warning where the loss of a validation ends at twice as much and above its own minimum."""
     if len(values) < _SMOOTH_ROWS or not 0 < values[-1] <= values[0] / 2:
         return
     changes = np.diff(values)
@@ -286,13 +285,11 @@ def _without_scatter(run: RunFacts, loss: Series, values: Floats) -> Iterator[Di
     if found is not None and above:
         ends, low = format_number(float(found.values[-1])), format_number(float(found.values.min()))
         beside = f" {found.name} ends at {ends}, and its minimum is {low}: the batch is learned by heart."
-    counted = {"toks_per_s", "toks_per_s_per_rank"} & series.keys() - {*run.evidence.derived}
-    tokens = bool(counted) or run.evidence.tokens_per_step is not None
     fell_to = f"from {format_number(float(values[0]))} to {format_number(float(values[-1]))}"
     yield Diagnosis(
-        f"The loss falls {fell_to} without any scatter from row to row, as when each step has the same batch"
-        f"{'' if tokens else ', or all of the data'}.{beside}",
-        severity="warning" if above or tokens else "info",
+        f"The loss falls {fell_to} without any scatter from row to row, as when each step has the same batch, or all "
+        f"of the data.{beside}",
+        severity="warning" if above else "info",
         confidence="medium",
         because=[evidence(f"largest rise from row to row {float(changes.max()):.2g}", loss.source.path)],
         next_step="Look at the sampler: different batches have different losses. If each step has all of the data, "
