@@ -16,7 +16,8 @@ import os, signal, sys, time
 count, loss = {first}, None
 while True:
     time.sleep({pause})
-    print(f"step {{count}} loss {{3 / (count + 1):.4f}} tok/s {{5000 + count % 7}}", flush={flush})
+    scatter = 1 + (60 - count) * 7919 % 101 / 2000
+    print(f"step {{count}} loss {{3 / (count + 1) * scatter:.4f}} tok/s {{5000 + count % 7}}", flush={flush})
     {after}
     count += 1
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 with (Path(sys.argv[2]) / "training.csv").open("w", buffering=1) as table:
     for step in range(1, int(sys.argv[1]) + 1):
         time.sleep(0.003)
-        table.write(f"{step},{3 / step},0.1,{random.gauss(5000, 5):.2f}\\n")
+        table.write(f"{step},{3 / step * random.uniform(1, 1.05)},0.1,{random.gauss(5000, 5):.2f}\\n")
 """
 
 

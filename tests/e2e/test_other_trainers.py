@@ -8,7 +8,11 @@ import pytest
 
 from tests.e2e.folders import decided
 
-_HEAD = "import csv, logging, os, sys, time\nsteps, out = int(sys.argv[1]), sys.argv[2]\n"
+_HEAD = """import csv, logging, os, random, sys, time
+steps, out = int(sys.argv[1]), sys.argv[2]
+random.seed(1)
+def loss_of(step): return 3 / (step + 1) * random.uniform(1, 1.05)
+"""
 
 _LIGHTNING = """
 names, path = ["epoch", "lr", "step", "tokens_per_sec", "train_loss"], out + "/metrics.csv"
@@ -18,7 +22,7 @@ for step in range(steps):
     time.sleep(0.004)
     if (step + 1) % 5 == 0:
         with open(path, "a", newline="") as file:
-            row = {"epoch": 0, "lr": 0.1, "step": step, "tokens_per_sec": 5e3 + step % 7, "train_loss": 3 / (step + 1)}
+            row = {"epoch": 0, "lr": 0.1, "step": step, "tokens_per_sec": 5e3 + step % 7, "train_loss": loss_of(step)}
             csv.DictWriter(file, names).writerow(row)
 with open(path) as file:
     rows = list(csv.DictReader(file))
@@ -33,7 +37,7 @@ _TITAN = """
 logging.basicConfig(level=logging.INFO, format="[titan] %(asctime)s - %(levelname)s - %(message)s")
 for step in range(1, steps + 1):
     time.sleep(0.004)
-    logging.info(f"\\x1b[31mstep: {step:2}  \\x1b[32mloss: {3 / step:7.4f}  \\x1b[34mtps: {5000 + step % 7:,}\\x1b[39m")
+    logging.info(f"\\x1b[31mstep: {step:2}  \\x1b[32mloss: {loss_of(step):7.4f}  \\x1b[34mtps: {5000 + step % 7:,}")
 """
 """Logs on standard error, in colors, the rate of one rank."""
 
@@ -41,7 +45,7 @@ _LOOP = """
 for step in range(steps):
     time.sleep(0.004)
     if step % 5 == 0:
-        print(f"iter {step}: loss {3 / (step + 1):.4f}, time {4 + step % 7 / 100:.2f}ms")
+        print(f"iter {step}: loss {loss_of(step):.4f}, time {4 + step % 7 / 100:.2f}ms")
 """
 """Prints as most loops do: every so many steps, from 0, and not the last one."""
 

@@ -22,10 +22,9 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
     """The step, its source and its place in the page; None while the validation is in progress.
 
     It comes from the first finding that forbids GO, or beside a GO from what costs much of the time or warns of the
-    training itself; else from the
-    first one about a required phase that did not pass, those that failed first; else from that phase's own criteria. A
-    phase that was only too short needs more steps, whatever was found about its rate, but for other programs, which
-    widen its intervals. `findings` are in the order in which the page shows them.
+    training itself; else from the first one about a required phase that did not pass, those that failed first; else
+    from that phase's own criteria. A phase that was only too short needs more steps, whatever was found about its rate,
+    but for other programs, which widen its intervals. `findings` are in the order in which the page shows them.
     """
     if report.decision == "IN_PROGRESS":
         return None
