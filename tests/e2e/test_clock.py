@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,15 +36,21 @@ phases:
 """
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.1])
-def test_a_rate_holds_its_pauses_and_a_lie_is_named(cli, workdir: Path, scale: float) -> None:
-    """50 ms a step and 20 ms a step of pauses: 14,000 tok/s, where the times alone say 20,000, or 200,000."""
+def _vetoed_for_its_clock(cli, workdir: Path, scale: float, *, steps: int) -> dict[str, Any]:
+    """The result of a run whose printed times are `scale` times the real ones: it is vetoed unless that is 1."""
     (workdir / "theirs.py").write_text(_TRAINER, encoding="utf-8")
-    (workdir / "book.yaml").write_text(_BOOK.format(scale=scale, steps=110), encoding="utf-8")
+    (workdir / "book.yaml").write_text(_BOOK.format(scale=scale, steps=steps), encoding="utf-8")
     cli("run", "book.yaml")
     result = result_of(workdir)
     vetoes = {one["code"] for one in result["findings"] if one["severity"] == "veto"}
     assert (vetoes, scale == 1.0 or result["decision"] != "GO") == (set() if scale == 1.0 else {"unit-mismatch"}, True)
+    return result
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_a_rate_holds_its_pauses_and_a_lie_is_named(cli, workdir: Path, scale: float) -> None:
+    """50 ms a step and 20 ms a step of pauses: 14,000 tok/s, where the times alone say 20,000, or 200,000."""
+    result = _vetoed_for_its_clock(cli, workdir, scale, steps=110)
     rate = result["phases"][0]["runs"][0]["metrics"]["toks_per_s"]["mean"]
     assert 11_000 < rate < 14_600
     folder = run_folder(workdir)
@@ -55,9 +62,4 @@ def test_a_rate_holds_its_pauses_and_a_lie_is_named(cli, workdir: Path, scale: f
 
 @pytest.mark.parametrize("scale", [1.0, 0.1, 10.0])
 def test_a_lie_by_a_factor_of_ten_is_named_in_three_seconds(cli, workdir: Path, scale: float) -> None:
-    (workdir / "theirs.py").write_text(_TRAINER, encoding="utf-8")
-    (workdir / "book.yaml").write_text(_BOOK.format(scale=scale, steps=50), encoding="utf-8")
-    cli("run", "book.yaml")
-    result = result_of(workdir)
-    vetoes = {one["code"] for one in result["findings"] if one["severity"] == "veto"}
-    assert (vetoes, scale == 1.0 or result["decision"] != "GO") == (set() if scale == 1.0 else {"unit-mismatch"}, True)
+    _vetoed_for_its_clock(cli, workdir, scale, steps=50)

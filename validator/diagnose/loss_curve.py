@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
+from validator.model.columns import OF_VALIDATION
 from validator.model.result import Floats, Series
+from validator.stats.means import print_step
 from validator.text import format_number
 
 _MIN_ROWS = 10
@@ -30,7 +32,6 @@ _DROP_SHARE = 0.10
 _BOTH_SIDES = 0.1
 """Share of the losses on either side of 0 from which a loss lies around it."""
 
-OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
 _FEW_EVALUATIONS, _NEARLY_EACH, _EVALUATION_NOISE = 5, 0.8, 8.0
 """Evaluations of which nearly each is higher than the one before, and the rise in units of their noise."""
 
@@ -65,9 +66,6 @@ _SMALL_STEPS = 10
 _ABRUPT_STEPS = 2.5
 """Steps of the print: by how many losses differ at least, up to how many a loss may be rounded to the same, and beyond
 how many its last changes show that it did not settle. What settles changes by a step or two before it is the same."""
-
-_MANTISSAS = (7, 10)
-"""Bits of bfloat16 and float16, whose steps are often larger than those of the print."""
 
 
 @rule("diverging", "veto", of="run")
@@ -414,17 +412,3 @@ def _equal_evaluations(validation: Series) -> tuple[int, int] | None:
     if repeats < 2 or rarely**repeats > _EQUAL_BY_CHANCE:
         return None
     return repeats + 1, int(steps[last])
-
-
-def print_step(losses: Floats) -> float:
-    """The last decimal with which losses `[n]` are written, 1e-9 at the finest; of 16-bit floats their own step."""
-    scales = (10.0**places for places in range(9))
-    step = next((1 / one for one in scales if np.allclose(losses * one, np.rint(losses * one), 1e-9, 1e-6)), 1e-9)
-    lowest = float(np.abs(losses).min())
-    own = [2.0 ** (math.floor(math.log2(lowest)) - bits) for bits in _MANTISSAS] if lowest > step else []
-    return next((one for one in own if one > step and (_beside(losses, one) <= step).all()), step)
-
-
-def _beside(losses: Floats, step: float) -> Floats:
-    """How far losses `[n]` are from whole multiples of a step."""
-    return np.abs(losses - step * np.rint(losses / step))

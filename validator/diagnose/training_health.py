@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.loss_curve import OF_VALIDATION, print_step
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import is_coarse
+from validator.model.columns import OF_VALIDATION
 from validator.model.result import Floats, Series
 from validator.model.runbook import Watchdog
-from validator.stats.means import ROUNDED_NORM, fell, says_nsa
+from validator.stats.means import ROUNDED_NORM, fell, print_step, says_nsa
 from validator.text import format_number, format_percent
 
 _VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)

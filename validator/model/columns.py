@@ -83,6 +83,9 @@ about, where not every step has a line."""
 OF_EVALUATION = frozenset({"val_loss", "eval_train_loss"})
 """Groups of a line about an evaluation: of the validation's data, and of the training's."""
 
+OF_VALIDATION = ("val_loss", "val.val_loss", "val.loss")
+"""Series that may hold the loss of the validation: of a line, and of the trainer's own file by two of its names."""
+
 TOTALS: Mapping[str, str] = {"tokens_seen": "toks_per_s", "samples_seen": "samples_per_s"}
 """Groups that count from the start of the run, and the rate that follows from each."""
 

@@ -13,7 +13,7 @@ from statistics import fmean, median, pvariance
 import numpy as np
 
 from validator.model.catalogue import MIN_REPEATS
-from validator.model.result import MetricStats
+from validator.model.result import Floats, MetricStats
 from validator.stats.distributions import f_above, t_below, t_quantile
 from validator.stats.estimate import LEVEL, NORMAL_975
 
@@ -229,6 +229,24 @@ def _trend(losses: Sequence[float]) -> float:
     n = len(losses)
     signs = sum((later > one) - (later < one) for i, one in enumerate(losses) for later in losses[i + 1 :])
     return signs / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+_MANTISSAS = (7, 10)
+"""Bits of bfloat16 and float16, whose steps are often larger than those of the print."""
+
+
+def print_step(losses: Floats) -> float:
+    """The last decimal with which losses `[n]` are written, 1e-9 at the finest; of 16-bit floats their own step."""
+    scales = (10.0**places for places in range(9))
+    step = next((1 / one for one in scales if np.allclose(losses * one, np.rint(losses * one), 1e-9, 1e-6)), 1e-9)
+    lowest = float(np.abs(losses).min())
+    own = [2.0 ** (math.floor(math.log2(lowest)) - bits) for bits in _MANTISSAS] if lowest > step else []
+    return next((one for one in own if one > step and (_beside(losses, one) <= step).all()), step)
+
+
+def _beside(losses: Floats, step: float) -> Floats:
+    """How far losses `[n]` are from whole multiples of a step."""
+    return np.abs(losses - step * np.rint(losses / step))
 
 
 def says_nsa(effective: object) -> bool:
