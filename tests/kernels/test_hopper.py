@@ -154,6 +154,30 @@ def test_a_tensor_map_needs_units_of_sixteen_bytes(strides: tuple[int, ...], ok:
     assert program.strided(x) is ok
 
 
+@pytest.mark.parametrize(
+    ("strides", "in_rows"), [((2048, 1024, 64, 1), True), ((4096, 2048, 64, 1), False), ((2048, 1024, 128, 1), False)]
+)
+def test_boxes_of_whole_rows_need_tokens_one_after_the_other(strides: tuple[int, ...], in_rows: bool) -> None:
+    """The first head of all tokens' is counted through, which gaps between tokens or an order of heads would break."""
+    x = torch.empty(8192, dtype=torch.bfloat16).as_strided((1, 2, 16, 64), strides)
+    assert program.in_rows(x) is in_rows
+
+
+def test_a_box_of_a_whole_row_has_eight_heads_columns_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[tuple[int, int, int], ...]] = []
+    monkeypatch.setattr(program, "_tensor_map", lambda _pointer, _dtype, dimensions: found.append(dimensions))
+    x = torch.arange(2 * 3 * 16 * 128, dtype=torch.int16).view(2, 3, 16, 128)
+    program.tensor_map(x, heads=8, whole=True)
+    (dimensions,) = found
+    sizes, strides, box = zip(*dimensions, strict=True)
+    assert box == (64, 8, 2, 1, 1)
+    all_of_it = x.view(-1).as_strided(sizes[::-1], strides[::-1])
+    assert all_of_it.numel() == x.numel()
+    # The second eight heads of batch 1's token 2: box (0, 0, 0, 5, 1).
+    heads = x[1, 2, 8:].view(8, 2, 64).transpose(0, 1)
+    assert torch.equal(all_of_it[1, 5], heads)
+
+
 def test_a_dimension_of_one_may_have_any_stride() -> None:
     assert program.strided(torch.empty(4096, dtype=torch.bfloat16).as_strided((1, 2, 2, 8), (3, 128, 64, 1)))
 
@@ -202,7 +226,7 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
         "gather_backward": 2 + 3 * stages,
         "dense_forward": 2 + 4 * stages,
         "scores": 6 + 2 * stages,
-        "combine": 6 + 4 * stages + 2 * ring,
+        "combine": 6 + 4 * stages + 2 * ring + 4 * dict(constants).get("KEPT", 0),
         "gather_forward": 4 + 2 * stages,
         "window_backward": 1 + 4 * stages,
     }[name]

@@ -6,17 +6,18 @@
 // two warpgroups does the products of a half. So memory is read while products run, though each row needs both.
 //
 // Constants: DK, DV (multiples of 64), HPG (heads per group), NTOP (scored blocks of a token), W (window), BN (64: keys of a
-// tile, and a block), STAGES, RING (partial results of 64 rows on their way), HALF.
+// tile, and a block), STAGES, RING (partial results of 64 rows on their way), KEPT (whether the output so far stays in shared
+// memory: two warps bring the compressed branch's there and take the output away, each for a half), HALF.
 
 constexpr int DKC = DK / 64, DVC = DV / 64, PER = 64 / HPG, TOKENS = 2 * PER;
 constexpr int Q_BYTES = DKC * 8192, K_BYTES = DKC * 8192, V_BYTES = DVC * 8192, STATE_BYTES = 64 * DV * 4;
 constexpr int AT_Q = 0, AT_K = AT_Q + 2 * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_PARTS = AT_V + STAGES * V_BYTES;
-constexpr int AT_STATE = AT_PARTS + RING * V_BYTES, AT_WEIGHTS = AT_STATE + STATE_BYTES;
+constexpr int AT_KEPT = AT_PARTS + RING * V_BYTES, AT_STATE = AT_KEPT + 2 * KEPT * V_BYTES, AT_WEIGHTS = AT_STATE + STATE_BYTES;
 constexpr int AT_SUMS = AT_WEIGHTS + NTOP * 128 * 4, AT_BARRIERS = AT_SUMS + 128 * 8;
 static_assert(BN == 64 && HPG <= 64 && NTOP > 0, "sizes that are served");
 
 struct Arguments {
-    TensorMap q, k_sel, v_sel, k_win, v_win, parts;  // parts [pairs of this launch, S, NTOP * HPG, DV]
+    TensorMap q, k_sel, v_sel, k_win, v_win, parts, cmp, out;  // parts [pairs of this launch, S, NTOP * HPG, DV]
     const float *lse, *gates;                        // [pairs of this launch, S * NTOP, HPG]; [B, S, H, 3]
     const void *o_cmp;                               // [B, S, H, DV], as o, and o_sel and o_win if `save`
     void *o, *o_sel, *o_win;
@@ -56,25 +57,22 @@ struct Work {
 };
 
 // Barriers: queries there and done with; for each half sums there; sums taken; for each stage keys there and done with, values
-// there and done with; for each of the ring partial results there and done with.
+// there and done with; for each of the ring partial results there and done with; for each half the compressed branch's output
+// there and the output there.
 DEVICE u32 bar_q(u32 base) { return base + AT_BARRIERS; }
 DEVICE u32 bar_state(u32 base, int half) { return base + AT_BARRIERS + 16 + half * 8; }
 DEVICE u32 bar_taken(u32 base) { return base + AT_BARRIERS + 32; }
 DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + 48 + step % STAGES * 32; }
 DEVICE u32 bar_v(u32 base, int step) { return bar_k(base, step) + 16; }
 DEVICE u32 bar_part(u32 base, int step) { return base + AT_BARRIERS + 48 + STAGES * 32 + step % RING * 16; }
+DEVICE u32 bar_kept(u32 base, int half) { return base + AT_BARRIERS + 48 + STAGES * 32 + RING * 16 + half * 16; }
 DEVICE int phase_of(int step) { return step / STAGES & 1; }
 
 DEVICE void bring(const Arguments &a, u32 base) {
     int before = 0, count = 0;
     Work x;
     for (; x.find(a); x.next(), count++) {
-        const u32 q = bar_q(base);
-        barrier_wait(q + 8, count & 1 ^ 1);
-        barrier_expect(q, 2 * DKC * PER * HPG * 128);
-        for (int i = 0; i < 2 * DKC; i++)
-            copy_box(base + AT_Q + i * 8192, &a.q, q, i % DKC * 64, x.g * HPG, x.t0 + i / DKC * PER, x.b);
-        // Values come a step after their keys, as they are asked for.
+        // Queries come after the first keys, whose room is free before theirs; values a step after their keys, as they are asked for.
         for (int i = 0; i <= x.steps; i++) {
             if (i < x.steps) {
                 const int step = before + i;
@@ -85,7 +83,13 @@ DEVICE void bring(const Arguments &a, u32 base) {
                     copy_box(base + AT_K + step % STAGES * K_BYTES + c * 8192, i < x.forced ? &a.k_sel : &a.k_win, k, c * 64,
                              x.block(i) * BN, x.g, x.b);
             }
-            if (i > 0) {
+            if (i == 0) {
+                const u32 q = bar_q(base);
+                barrier_wait(q + 8, count & 1 ^ 1);
+                barrier_expect(q, 2 * DKC * PER * HPG * 128);
+                for (int c = 0; c < 2 * DKC; c++)
+                    copy_box(base + AT_Q + c * 8192, &a.q, q, c % DKC * 64, x.g * HPG, x.t0 + c / DKC * PER, x.b);
+            } else {
                 const int step = before + i - 1;
                 const u32 v = bar_v(base, step);
                 barrier_wait(v + 8, phase_of(step) ^ 1);
@@ -113,6 +117,21 @@ DEVICE void bring_parts(const Arguments &a, u32 base) {
                          x.t0 + i / most * PER, x.pair);
         }
     }
+}
+
+DEVICE void keep(const Arguments &a, u32 base, int half) {
+    const u32 bar = bar_kept(base, half), there = base + AT_KEPT + half * V_BYTES;
+    int count = 0;
+    Work x;
+    for (; x.find(a); x.next(), count++) {
+        barrier_expect(bar, DVC * PER * HPG * 128);
+        for (int c = 0; c < DVC; c++) copy_box(there + c * 8192, &a.cmp, bar, c * 64, x.g * HPG, x.t0 + half * PER, x.b);
+        barrier_wait(bar + 8, count & 1);
+        for (int c = 0; c < DVC; c++) put_box(&a.out, there + c * 8192, c * 64, x.g * HPG, x.t0 + half * PER, x.b);
+        put_close();
+        put_read();
+    }
+    put_done();
 }
 
 // Log-sum-exp of each scored block of thread i's row, minus infinity where there is none.
@@ -207,36 +226,50 @@ DEVICE void add_values(float (&o)[DV / 2], const u32 (&p)[BN / 16][4], u32 base,
     products_close();
 }
 
+// How many of a lane's columns of a tile, two of every eight, are before a column of the tile, less 2 * t.
+DEVICE int before_column(int n) { return max(0, min(2 * (n >> 3) + min(n & 7, 2), BN / 4)); }
+
 // Hides keys that a lane's rows, of `token`, do not see in tile `i` of the work tile's.
 DEVICE void hide_some(float (&s)[BN / 2], const Work &x, int i, const int (&token)[2], int t) {
     const int block = x.block(i), n0 = block * BN;
     const bool window = i >= x.forced, sink = !window && i >= x.local;
     if (sink || n0 + BN <= x.t0 + 1 && (window ? n0 > x.last - W : block >= x.last / BN - 1)) return;
-    int from[2], until[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        from[h] = (window ? token[h] - W + 1 : block >= token[h] / BN - 1 || block == 0 ? n0 : n0 + BN) - n0 - 2 * t;
-        until[h] = token[h] + 1 - n0 - 2 * t;
-    }
+        const int from = (window ? token[h] - W + 1 : block >= token[h] / BN - 1 || block == 0 ? n0 : n0 + BN) - n0 - 2 * t;
+        const u32 seen = ((1u << before_column(token[h] + 1 - n0 - 2 * t)) - 1) >> before_column(from) << before_column(from);
 #pragma unroll
-    for (int j = 0; j < BN / 2; j++) {
-        const int column = j / 4 * 8 + j % 2, h = j / 2 % 2;
-        if (column < from[h] || column >= until[h]) s[j] = __int_as_float(0xff800000);
+        for (int j = 0; j < BN / 4; j++)
+            if (!(seen >> j & 1)) s[j / 2 * 4 + 2 * h + j % 2] = __int_as_float(0xff800000);
     }
 }
 
-// Attention over tiles `begin .. end` of the work tile's keys, on top of `x`; `load` is run beside the last product.
-template <class Load>
-DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64 q_rows, int before, int begin, int end, const int (&token)[2],
-                   Load load) {
-    const int lane = threadIdx.x % 32, t = lane % 4;
-    float s[BN / 2], faded[2];
-    u32 p[BN / 16][4];
-    barrier_wait(bar_k(base, before + begin), phase_of(before + begin));
+// Asks for scores of a tile, after those products that were asked for before.
+DEVICE void ask(float (&s)[BN / 2], u32 base, u64 q_rows, int step) {
+    barrier_wait(bar_k(base, step), phase_of(step));
     products_begin();
-    scores(s, q_rows, base, before + begin);
+    scores(s, q_rows, base, step);
+}
+
+// Scores of tile `i` are there: its keys, and after the last tile the queries, are done with.
+DEVICE void scored(const Work &work, u32 base, int before, int i) {
+    const int lane = threadIdx.x % 32;
+    if (ARRIVES) {
+        barrier_arrive(bar_k(base, before + i) + 8);
+        if (i + 1 == work.steps) barrier_arrive(bar_q(base) + 8);
+    }
+}
+
+// Attention over tiles `begin .. end` of the work tile's keys, on top of `x`; scores of the first one were asked for. Beside the
+// last product `load` is run and, if ASK, scores of the tile behind are asked for.
+template <bool ASK, class Load>
+DEVICE void attend(State &x, float (&s)[BN / 2], const Arguments &a, const Work &work, u32 base, u64 q_rows, int before, int begin, int end,
+                   const int (&token)[2], Load load) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    float faded[2];
+    u32 p[BN / 16][4];
     products_wait<0>();
-    if (ARRIVES) barrier_arrive(bar_k(base, before + begin) + 8);
+    scored(work, base, before, begin);
     hide_some(s, work, begin, token, t);
     soften<BN>(s, x.m, x.total, faded, a.scale2);
     as_operand<BN>(p, s);
@@ -244,14 +277,12 @@ DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64
     for (int j = 0; j < DV / 2; j++) x.o[j] *= faded[j / 2 % 2];
     for (int i = begin + 1; i < end; i++) {
         const int step = before + i;
-        barrier_wait(bar_k(base, step), phase_of(step));
-        products_begin();
-        scores(s, q_rows, base, step);
+        ask(s, base, q_rows, step);
         barrier_wait(bar_v(base, step - 1), phase_of(step - 1));
         products_begin();
         add_values(x.o, p, base, step - 1);
         products_wait<1>();
-        if (ARRIVES) barrier_arrive(bar_k(base, step) + 8);
+        scored(work, base, before, i);
         hide_some(s, work, i, token, t);
         soften<BN>(s, x.m, x.total, faded, a.scale2);
         after(x.total[0] + x.total[1]);
@@ -265,6 +296,7 @@ DEVICE void attend(State &x, const Arguments &a, const Work &work, u32 base, u64
     barrier_wait(bar_v(base, step), phase_of(step));
     products_begin();
     add_values(x.o, p, base, step);
+    if (ASK) ask(s, base, q_rows, step + 1);
     load();
     products_wait<0>();
     if (ARRIVES) barrier_arrive(bar_v(base, step) + 8);
@@ -277,6 +309,20 @@ DEVICE void mix(float (&o)[DV / 2], int h, const u32 (&x)[DV / 8], float other, 
         o[4 * j + 2 * h] = fmaf(own, o[4 * j + 2 * h], other * low_of(x[j]));
         o[4 * j + 2 * h + 1] = fmaf(own, o[4 * j + 2 * h + 1], other * high_of(x[j]));
     }
+}
+
+// The same of both rows with what is kept of them, which the result replaces.
+DEVICE void mix_kept(const float (&o)[DV / 2], u32 kept, int g, const float (&other)[2], const float (&own)[2]) {
+#pragma unroll
+    for (int c = 0; c < DVC; c++)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const u32 there = kept + ((j ^ g) << 4) + c * 8192 + h * 1024, x = load_word(there);
+                const int at = 4 * (8 * c + j) + 2 * h;
+                store_word(there, pack(fmaf(own[h], o[at], other[h] * low_of(x)), fmaf(own[h], o[at + 1], other[h] * high_of(x))));
+            }
 }
 
 // Takes over what merge() left for this lane.
@@ -295,6 +341,7 @@ DEVICE void take(State &x, u32 base, int half, int g, int t, int warp) {
 DEVICE void consume(const Arguments &a, u32 base, int half) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
     const u64 q_rows = operand(base + AT_Q + half * Q_BYTES, 16);
+    const u32 kept = base + AT_KEPT + half * V_BYTES + (16 * warp + g) * 128 + t * 4;
     int before = 0, count = 0;
     Work work;
     for (; work.find(a); work.next(), count++) {
@@ -302,29 +349,30 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
         int token[2];
         bool inside[2];
         u32 row[2];  // of all tokens' heads
+        float s[BN / 2], gates[2][3];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int r = 16 * warp + g + 8 * h;
             token[h] = work.t0 + half * PER + r / HPG;
             inside[h] = r < PER * HPG && token[h] < a.S;
             row[h] = ((u32)work.b * a.S + token[h]) * a.H + work.g * HPG + r % HPG;
-            if (inside[h] && t < DVC) prefetch_line((const u32 *)a.o_cmp + (u64)row[h] * (DV / 2) + t * 32);
+            if (!KEPT && inside[h] && t < DVC) prefetch_line((const u32 *)a.o_cmp + (u64)row[h] * (DV / 2) + t * 32);
+#pragma unroll
+            for (int i = 0; i < 3; i++) gates[h][i] = inside[h] ? a.gates[(u64)row[h] * 3 + i] : 0.f;
         }
         barrier_wait(bar_state(base, half), count & 1);
         take(x, base, half, g, t, warp);
         __syncwarp();
         if (ARRIVES) barrier_arrive(bar_taken(base));
         barrier_wait(bar_q(base), count & 1);
+        ask(s, base, q_rows, before);
         u32 found[2][DV / 8];
-        float gates[2][2];
-        attend(x, a, work, base, q_rows, before, 0, work.forced, token, [&] {
+        attend<KEPT>(x, s, a, work, base, q_rows, before, 0, work.forced, token, [&] {
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) gates[h][i] = inside[h] ? a.gates[(u64)row[h] * 3 + i] : 0.f;
+            for (int h = 0; h < 2 && !KEPT; h++)
                 load_row<DV>(found[h], (const u32 *)a.o_cmp + (u64)row[h] * (DV / 2), t, inside[h]);
-            }
         });
+        float own[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float sum = sum_of_four(x.total[h]), scale = sum > 0.f ? 1.f / sum : 0.f;
@@ -332,22 +380,28 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
                 if (inside[h] && t == 0) a.lse_sel[row[h]] = sum > 0.f ? x.m[h] + log2f(sum) : -1e30f;
                 store_row<DV>((u32 *)a.o_sel + (u64)row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
             }
-            // Kept where the output goes meanwhile: the registers are wanted for the window.
-            mix(x.o, h, found[h], gates[h][0], gates[h][1] * scale);
-            store_row<DV>((u32 *)a.o + (u64)row[h] * (DV / 2), x.o, h, t, 1.f, inside[h]);
+            own[h] = gates[h][1] * scale;
             x.m[h] = -1e30f;
             x.total[h] = 0.f;
         }
+        // Kept meanwhile in shared memory or where the output goes: the registers are wanted for the window.
+        if (KEPT) {
+            barrier_wait(bar_kept(base, half), count & 1);
+            mix_kept(x.o, kept, g, {gates[0][0], gates[1][0]}, own);
+        }
+#pragma unroll
+        for (int h = 0; h < 2 && !KEPT; h++) {
+            mix(x.o, h, found[h], gates[h][0], own[h]);
+            store_row<DV>((u32 *)a.o + (u64)row[h] * (DV / 2), x.o, h, t, 1.f, inside[h]);
+        }
 #pragma unroll
         for (int j = 0; j < DV / 2; j++) x.o[j] = 0.f;
-        attend(x, a, work, base, q_rows, before, work.forced, work.steps, token, [&] {
+        if (!KEPT) ask(s, base, q_rows, before + work.forced);
+        attend<false>(x, s, a, work, base, q_rows, before, work.forced, work.steps, token, [&] {
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                gates[h][0] = inside[h] ? a.gates[(u64)row[h] * 3 + 2] : 0.f;
+            for (int h = 0; h < 2 && !KEPT; h++)
                 load_row<DV>(found[h], (const u32 *)a.o + (u64)row[h] * (DV / 2), t, inside[h]);
-            }
         });
-        if (ARRIVES) barrier_arrive(bar_q(base) + 8);
         before += work.steps;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -356,7 +410,17 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
                 if (inside[h] && t == 0) a.lse_win[row[h]] = sum > 0.f ? x.m[h] + log2f(sum) : -1e30f;
                 store_row<DV>((u32 *)a.o_win + (u64)row[h] * (DV / 2), x.o, h, t, scale, inside[h]);
             }
-            mix(x.o, h, found[h], 1.f, gates[h][0] * scale);
+            own[h] = gates[h][2] * scale;
+        }
+        if (KEPT) {
+            mix_kept(x.o, kept, g, {1.f, 1.f}, own);
+            fence_async();
+            __syncwarp();
+            if (ARRIVES) barrier_arrive(bar_kept(base, half) + 8);
+        }
+#pragma unroll
+        for (int h = 0; h < 2 && !KEPT; h++) {
+            mix(x.o, h, found[h], 1.f, own[h]);
             store_row<DV>((u32 *)a.o + (u64)row[h] * (DV / 2), x.o, h, t, 1.f, inside[h]);
         }
     }
@@ -367,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_consta
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         const TensorMap *maps = &a.q;
-        for (int i = 0; i < 6; i++) prefetch_map(maps + i);
+        for (int i = 0; i < 6 + 2 * KEPT; i++) prefetch_map(maps + i);
         barrier_init(bar_q(base), 1);
         barrier_init(bar_q(base) + 8, 8 * ARRIVALS);
         for (int i = 0; i < 2; i++) barrier_init(bar_state(base, i), 4 * ARRIVALS);
@@ -380,6 +444,10 @@ extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_consta
             barrier_init(bar_part(base, i), 1);
             barrier_init(bar_part(base, i) + 8, 4 * ARRIVALS);
         }
+        for (int i = 0; i < 2 * KEPT; i++) {
+            barrier_init(bar_kept(base, i), 1);
+            barrier_init(bar_kept(base, i) + 8, 4 * ARRIVALS);
+        }
         barrier_init_done();
     }
     __syncthreads();
@@ -387,6 +455,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_consta
         give_registers<24>();
         if (lane == 0 && warp == 0) bring(a, base);
         if (lane == 0 && warp == 1) bring_parts(a, base);
+        if (KEPT && lane == 0 && warp > 1) keep(a, base, warp - 2);
     } else {
         take_registers<160>();
         if (warp < 8)

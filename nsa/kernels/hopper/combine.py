@@ -25,28 +25,28 @@ class _Arguments(ctypes.Structure):
     """``combine.cu``'s ``Arguments``."""
 
     _fields_ = (
-        ("maps", ctypes.c_uint64 * 96), ("given", ctypes.c_void_p * 3), ("out", ctypes.c_void_p * 5),
+        ("maps", ctypes.c_uint64 * 128), ("given", ctypes.c_void_p * 3), ("out", ctypes.c_void_p * 5),
         ("sizes", ctypes.c_int * 7), ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 32),
     )  # fmt: skip
 
 
-def _ring(p: Problem) -> tuple[int, int]:
-    """Stages of keys and values, and partial results on their way."""
+def _ring(p: Problem) -> tuple[int, int, int]:
+    """Stages of keys and values, partial results on their way, and whether there is room to keep the output so far."""
     if p.dims.dv > 64:
-        return 2, 3 if p.dims.dk > 128 else 4
-    return (2, 6) if p.dims.dk > 64 else (3, 6)
+        return 2, 3, int(p.dims.dk <= 128)
+    return (2, 5, 1) if p.dims.dk > 64 else (3, 5, 1)
 
 
 def _constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
     dk, dv = p.dims.dk, p.dims.dv
-    stages, ring = _ring(p)
+    stages, ring, kept = _ring(p)
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("W", p.w), ("BN", _BLOCK), ("STAGES", stages),
-        ("RING", ring), ("HALF", int(p.dtype == torch.float16)),
+        ("RING", ring), ("KEPT", kept), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 128 * (2 * dk + stages * (dk + dv) + ring * dv + 2 * dv + 4 * p.n_top + 8)
-    return constants, shared + 48 + 32 * stages + 16 * ring
+    shared = 128 * (2 * dk + stages * (dk + dv) + (ring + 2 * kept) * dv + 2 * dv + 4 * p.n_top + 8)
+    return constants, shared + 48 + 32 * stages + 16 * ring + 32 * kept
 
 
 def combine_served(p: Problem) -> str | None:
@@ -95,10 +95,11 @@ def combine(
     tiles = ceil_div(p.S, 2 * per)
     maps = tensor_map(q, rows=per, heads=p.hpg) + b"".join(tensor_map(x, rows=_BLOCK) for x in streams[1:])
     maps += tensor_map(part_o.view(-1, p.S, p.n_top * p.hpg, p.dims.dv), rows=per, heads=p.hpg)
+    maps += b"".join(tensor_map(x, rows=per, heads=p.hpg) for x in (o_cmp, out[0]))
     gates = gates.float()
     pointers = [x.data_ptr() for x in (parts[1], gates, o_cmp, *out)]
     sizes = (p.S, p.H, p.G, first, tiles, tiles * count, int(save))
     given = _Arguments(
-        (ctypes.c_uint64 * 96).from_buffer_copy(maps), tuple(pointers[:3]), tuple(pointers[3:]), sizes, p.scale2
+        (ctypes.c_uint64 * 128).from_buffer_copy(maps), tuple(pointers[:3]), tuple(pointers[3:]), sizes, p.scale2
     )  # fmt: skip
     launch(_NAME, *_constants(p), min(tiles * count, p.n_processors), given, q.device, threads=512)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nsa.kernels import nvrtc
 from nsa.kernels.config import WGMMA_HEAD_DIMS
-from nsa.kernels.hopper.program import Constants, launch, pointers, strided, tensor_map, why_not_built
+from nsa.kernels.hopper.program import Constants, in_rows, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, capability, ceil_div
 
 __all__ = ["attend", "compressed", "forward_sources", "select", "why_no_attend", "why_no_forward", "why_no_select"]
@@ -96,12 +96,13 @@ def _scores_constants(p: Problem) -> tuple[Constants, int]:
     return constants, shared
 
 
-def _gather_constants(p: Problem) -> tuple[Constants, int]:
-    """Constants and shared memory."""
+def _gather_constants(p: Problem, *, whole: bool = True) -> tuple[Constants, int]:
+    """Constants and shared memory; ``whole``: the heads of a token are one after the other in memory."""
     dk, dv, warpgroups, stages = p.dims.dk, p.dims.dv, 3, 3 if p.dims.dk > 128 else 6
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("TT", p.tiles.pairs_per_tile),
-        ("WGS", warpgroups), ("STAGES", stages), ("HALF", int(p.dtype == torch.float16)),
+        ("WGS", warpgroups), ("STAGES", stages), ("WHOLE", int(whole and p.hpg % 8 == 0)),
+        ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     return constants, 128 * (2 * (dk + dv) + stages * dk + warpgroups * (dv + 2)) + 32 + 16 * stages
 
@@ -185,7 +186,7 @@ def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | 
     if not all(strided(x) for x in (q, k_sel, v_sel)):
         return "strides"
     with torch.cuda.device(q.device):
-        return why_not_built(_GATHER, *_gather_constants(p), torch.cuda.current_device())
+        return why_not_built(_GATHER, *_gather_constants(p, whole=in_rows(q)), torch.cuda.current_device())
 
 
 def compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
@@ -236,12 +237,14 @@ def attend(
     of each tile; ``parts``: partial results ``[most, n_pairs, heads per group, dv]`` and their log-sum-exp.
     """
     q, k, v = streams
-    maps = tensor_map(q, heads=p.hpg) + tensor_map(k, rows=64) + tensor_map(v, rows=64)
-    maps += tensor_map(parts[0].view(1, -1, p.hpg, p.dims.dv), heads=p.hpg)
+    constants, shared = _gather_constants(p, whole=in_rows(q))
+    part = parts[0].view(1, -1, p.hpg, p.dims.dv)
+    whole = bool(dict(constants)["WHOLE"])
+    of_q, of_part = (tensor_map(x, heads=p.hpg, whole=whole) for x in (q, part))
+    maps = of_q + tensor_map(k, rows=64) + tensor_map(v, rows=64) + of_part
     sizes = (p.S, p.H, p.G, p.n_blocks, p.n_lists, p.n_pairs, p.max_tiles, 0, p.n_lists, first, first + count)
     (lists,) = pointers(index)
     all_maps = (ctypes.c_uint64 * 64).from_buffer_copy(maps)
     given = _GatherArguments(all_maps, lists, parts[1].data_ptr(), sizes, p.scale2)
-    constants, shared = _gather_constants(p)
     threads = 128 * (dict(constants)["WGS"] + 1)
     launch(_GATHER, constants, shared, min(p.max_tiles * count, p.n_processors), given, q.device, threads=threads)

@@ -51,3 +51,51 @@ template <int CHUNKS> struct Boxes {
         }
     }
 };
+
+// A work tile and the one after it, which is found while the first one is at work.
+struct TwoWorks {
+    Work now, then;
+    bool more, more_then;
+
+    DEVICE TwoWorks(const Arguments &a) : now(a), then(a) {
+        more = now.find(a);
+        look(a);
+    }
+    DEVICE void next(const Arguments &a) {
+        now = then;
+        more = more_then;
+        look(a);
+    }
+    DEVICE void look(const Arguments &a) {
+        then = now;
+        then.next();
+        more_then = more && then.find(a);
+    }
+};
+
+// Boxes of the next AHEAD steps, found as many steps before they are asked for, across the end of a work tile.
+template <int CHUNKS, int AHEAD = 4> struct Coming {
+    Boxes<CHUNKS> boxes[AHEAD];
+
+    DEVICE void begin(const TwoWorks &x, int lane) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) boxes[i].find(x.now, x.now.first + i * TOKENS, lane);
+    }
+    // A work tile of fewer steps: what comes behind them was not known when they were found.
+    DEVICE void fill(const TwoWorks &x, int lane) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (i >= x.now.steps && x.more_then) boxes[i].find(x.then, x.then.first + (i - x.now.steps) * TOKENS, lane);
+    }
+    DEVICE Boxes<CHUNKS> take(const TwoWorks &x, int i, int lane) {
+        const Boxes<CHUNKS> found = boxes[0];
+#pragma unroll
+        for (int j = 1; j < AHEAD; j++) boxes[j - 1] = boxes[j];
+        const int at = i + AHEAD - x.now.steps;
+        if (at < 0)
+            boxes[AHEAD - 1].find(x.now, x.now.first + (i + AHEAD) * TOKENS, lane);
+        else if (x.more_then)
+            boxes[AHEAD - 1].find(x.then, x.then.first + at * TOKENS, lane);
+        return found;
+    }
+};

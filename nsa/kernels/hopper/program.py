@@ -20,6 +20,7 @@ __all__ = [
     "Constants",
     "compiled",
     "function",
+    "in_rows",
     "launch",
     "pointers",
     "second_stream",
@@ -130,27 +131,39 @@ def strided(x: Tensor) -> bool:
     return units and x.stride(-1) == 1 and x.data_ptr() % 16 == 0
 
 
-def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 0) -> bytes:
+def in_rows(x: Tensor) -> bool:
+    """Whether the heads of a token of ``x [B, N, heads, dim]`` are a row of memory after that of the token before."""
+    return x.stride(1) == x.shape[2] * x.stride(2)
+
+
+def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 0, whole: bool = False) -> bytes:
     """Tensor map of ``x [B, N, H, dim]`` for boxes of 128 bytes of ``rows`` of one head, or of ``heads`` of each row.
 
-    Coordinates are column, row, head, batch in the first case, and column, head, row, batch in the second.
+    Coordinates are column, row, head, batch in the first case, and column, head, row, batch in the second. ``whole``,
+    for ``heads`` and ``H`` that are multiples of 8 and ``x`` with :func:`in_rows`: a box is all columns of ``heads`` of
+    one row, 128 bytes each of eight heads, then their next 128 bytes, then the next eight heads. Its coordinates are
+    0, 0, 0, the head counted through all rows divided by 8, batch.
     """
-    return _tensor_map(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), rows, heads)
+    B, N, H, dim = x.shape
+    b, n, h = x.stride()[:3]
+    width = 128 // x.element_size()
+    if whole:
+        inner = ((width, 1, width), (8, h, 8), (dim // width, width, dim // width), (N * H // 8, 8 * h, heads // 8))
+    elif heads:
+        inner = ((dim, 1, width), (H, h, heads), (N, n, rows))
+    else:
+        inner = ((dim, 1, width), (N, n, rows), (H, h, 1))
+    return _tensor_map(x.data_ptr(), x.dtype, (*inner, (B, b, 1)))
 
 
 @functools.lru_cache(maxsize=256)
-def _tensor_map(
-    pointer: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, heads: int
-) -> bytes:
+def _tensor_map(pointer: int, dtype: torch.dtype, dimensions: tuple[tuple[int, int, int], ...]) -> bytes:
+    """``dimensions``, the innermost first: size, stride and the box's size of each, in elements."""
     from cuda.bindings import driver
 
-    B, N, H, dim = shape
-    size = dtype.itemsize
+    sizes, strides, box = zip(*dimensions, strict=True)
     # A dimension of one element may have any stride; the map wants a multiple of 16 bytes.
-    step = [s * size if n > 1 else 16 * dim for n, s in zip(shape, strides, strict=True)]
-    sizes, steps, box = [dim, N, H, B], [step[1], step[2], step[0]], [128 // size, rows, 1, 1]
-    if heads:
-        sizes, steps, box = [dim, H, N, B], [step[2], step[1], step[0]], [128 // size, heads, rows, 1]
+    steps = [s * dtype.itemsize if n > 1 else 1024 for n, s in zip(sizes[1:], strides[1:], strict=True)]
     kinds = driver.CUtensorMapDataType
     kind = {
         torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -160,12 +173,12 @@ def _tensor_map(
     made = nvrtc.check(
         driver.cuTensorMapEncodeTiled(
             kind,
-            4,
+            len(sizes),
             pointer,
             [driver.cuuint64_t(n) for n in sizes],
             [driver.cuuint64_t(n) for n in steps],
             [driver.cuuint32_t(n) for n in box],
-            [driver.cuuint32_t(1)] * 4,
+            [driver.cuuint32_t(1)] * len(sizes),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

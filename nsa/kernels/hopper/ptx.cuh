@@ -78,6 +78,14 @@ DEVICE void copy_kept(u32 to, const TensorMap *map, u32 bar, int c0, int c1, int
         ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(last)
         : "memory");
 }
+DEVICE void copy_kept(u32 to, const TensorMap *map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
+    u64 last;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;"
+        ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(last)
+        : "memory");
+}
 DEVICE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEVICE void prefetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 DEVICE void copy_bytes(u32 to, const void *from, u32 bytes, u32 bar) {
@@ -97,6 +105,13 @@ DEVICE void put_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int 
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;"
                  ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(first)
+                 : "memory");
+}
+DEVICE void put_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int c3, int c4) {
+    u64 first;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5, %6}], [%1], %7;"
+                 ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(first)
                  : "memory");
 }
 DEVICE void put_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -123,9 +138,9 @@ DEVICE void after(float x) {
 }
 
 // A matrix operand in shared memory, rows of 128 bytes swizzled by 128. `leading`: bytes from one 64 columns to the next,
-// read only where the operand lies across (its long side is not the one summed over).
-DEVICE u64 operand(u32 address, u32 leading) {
-    return ((u64)1 << 62) | ((u64)(1024 >> 4) << 32) | ((u64)(leading >> 4) << 16) | ((address & 0x3ffff) >> 4);
+// read only where the operand lies across (its long side is not the one summed over). `apart`: bytes from 8 rows to the next.
+DEVICE u64 operand(u32 address, u32 leading, u32 apart = 1024) {
+    return ((u64)1 << 62) | ((u64)(apart >> 4) << 32) | ((u64)(leading >> 4) << 16) | ((address & 0x3ffff) >> 4);
 }
 // A further row of operands in shared memory, by bytes.
 DEVICE u64 further(u64 operand, u32 bytes) { return operand + (bytes >> 4); }
@@ -192,6 +207,7 @@ DEVICE u32 load_word(u32 from) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
     return x;
 }
+DEVICE void store_word(u32 to, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
 DEVICE u64 load_long(u32 from) {
     u64 x;
     asm volatile("ld.shared.u64 %0, [%1];" : "=l"(x) : "r"(from) : "memory");

@@ -126,17 +126,17 @@ def test_chosen_blocks_of_scores_in_order(inputs: tuple[Streams, Tensor, Problem
     assert (top == wanted).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("off", ["merge", "gather", "nothing"])
+@pytest.mark.parametrize("off", ["merge", "gather", "nothing", "gaps between queries"])
 @pytest.mark.parametrize(("scratch", "save"), [(4 << 30, True), (1 << 22, True), (4 << 30, False)])
 def test_chosen_blocks_and_the_merge_of_all_branches_equal_tritons(
     inputs: tuple[Streams, Tensor, Problem], scratch: int, save: bool, off: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (q, kc, vc, *rest), gates, p = inputs
-    streams = (q, *rest)
+    streams = (q.contiguous() if off.startswith("gaps") else q, *rest)
     merges, gathers = combine.why_no_combine(streams, p), forward.why_no_attend(*streams[:3], p)
     assert merges is None or not p.n_top
     assert gathers is None or not p.n_top
-    if off != "nothing":
+    if off in ("merge", "gather"):
         where, what = (combine, "why_no_combine") if off == "merge" else (forward, "why_no_attend")
         monkeypatch.setattr(where, what, lambda *_: "off")
     o_cmp, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
