@@ -224,15 +224,9 @@ def forward(
     """
     with span("nsa.cmp"):
         by_wgmma = hopper_allowed() and hopper_forward.why_no_forward(q, kc, vc, p) is None
-        together = by_wgmma and hopper_forward.why_no_choose(q, kc, p) is None
-        if together:
-            o_cmp, lse_cmp, *chosen = hopper_forward.compressed_and_chosen(q, kc, vc, p)
-        else:
-            o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
+        o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
     with span("nsa.sel.ranges_v2"):
-        if not together:
-            chosen = [*_select(q, kc, lse_cmp, p, by_wgmma=by_wgmma)] if p.n_top else []
-        index = _index(*chosen, p) if chosen else _empty_index(q, p)
+        index = _index(*_select(q, kc, lse_cmp, p, by_wgmma=by_wgmma), p) if p.n_top else _empty_index(q, p)
     streams = (q, k_sel, v_sel, k_win, v_win)
     o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(
         streams, o_cmp, gates, index, p, save=save, by_wgmma=by_wgmma

@@ -6,13 +6,12 @@
 // run; warpgroups issue their products in turns (TURNS), so that one makes probabilities while another's products run.
 //
 // Constants: DK, DV (64, 128, and 192 for DK), HPG (heads per group), L, D (compression), WGS (2 or 3), BN (keys of a tile,
-// a multiple of 16), STAGES, TURNS, CHOOSE (whether blocks are chosen beside it: choose_beside.cuh), HALF.
+// a multiple of 16), STAGES, TURNS, HALF.
 
 constexpr int BM = 64 * WGS, DKC = DK / 64, DVC = DV / 64, TOKENS = BM / HPG, ROWS = TOKENS * HPG;
 constexpr int Q_CHUNK_BYTES = BM * 128, K_CHUNK_BYTES = BN * 128;
 constexpr int AT_Q = 0, AT_K = AT_Q + DKC * Q_CHUNK_BYTES, AT_V = AT_K + STAGES * DKC * K_CHUNK_BYTES;
-constexpr int AT_ROWS = AT_V + STAGES * DVC * K_CHUNK_BYTES;
-constexpr int AT_BARRIERS = AT_ROWS + CHOOSE * 7 * (32 * MOST + 128) * 4;
+constexpr int AT_BARRIERS = AT_V + STAGES * DVC * K_CHUNK_BYTES;
 static_assert(BN % 16 == 0 && TOKENS > 0 && (WGS == 2 || WGS == 3), "tiles of whole products");
 
 struct Arguments {
@@ -21,13 +20,6 @@ struct Arguments {
     float *lse;  // [B, S, H]
     int S, H, G, bg, tiles, items;
     float scale2;
-#if CHOOSE
-    unsigned char *strips;   // [blocks of threads, 2, strip_bytes]
-    const u16 *q_at, *k_at;  // what `q` and `k` describe; k [B, n_keys, G, DK]
-    int *top, *counts;       // [B * G, S, NTOP]; [B * G, lists]
-    long long q_strides[3];
-    int strip_bytes, n_keys, blocks, span, lists;
-#endif
 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
@@ -57,8 +49,6 @@ struct Work {
 DEVICE u32 bar_q(u32 base) { return base + AT_BARRIERS; }
 DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + 16 + step % STAGES * 32; }
 DEVICE u32 bar_v(u32 base, int step) { return bar_k(base, step) + 16; }
-// For each strip filled and chosen from.
-DEVICE u32 bar_strip(u32 base, int round) { return bar_k(base, 0) + STAGES * 32 + (round & 1) * 16; }
 DEVICE int phase_of(int step) { return step / STAGES & 1; }
 
 DEVICE void bring(const Arguments &a, u32 base) {
@@ -110,13 +100,6 @@ DEVICE void add_values(float (&o)[DV / 2], const u32 (&p)[BN / 16][4], u32 base,
     products_close();
 }
 
-#if CHOOSE
-#include "choose.cuh"
-#include "choose_beside.cuh"
-#else
-constexpr int LIFT = 0;
-#endif
-
 DEVICE void consume(const Arguments &a, u32 base, int w) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
     const u64 q_rows = operand(base + AT_Q + w * 8192, 16);
@@ -130,14 +113,8 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
         u32 p[BN / 16][4];
 #pragma unroll
         for (int i = 0; i < DV / 2; i++) o[i] = 0.f;
-#if CHOOSE
-        unsigned char *strip = a.strips + (long long)(blockIdx.x * 2 + (x.round & 1)) * a.strip_bytes;
-        const int row_of_tile = 64 * w + 16 * warp + g;
-        barrier_wait(bar_strip(base, x.round) + 8, x.round / 2 & 1 ^ 1);
-#endif
         if (x.steps) {
-            const int own = CHOOSE ? 4 * t : 2 * t;  // keys of a lane from where on
-            const int seen[2] = {seen_by(x.t0 + slot[0]) - own, seen_by(x.t0 + slot[1]) - own}, fewest = seen_by(x.t0);
+            const int seen[2] = {seen_by(x.t0 + slot[0]) - 2 * t, seen_by(x.t0 + slot[1]) - 2 * t}, fewest = seen_by(x.t0);
             int n0 = (x.steps - 1) * BN;
             barrier_wait(bar_q(base), count & 1);
             barrier_wait(bar_k(base, before), phase_of(before));
@@ -148,11 +125,8 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                 barrier_arrive(bar_k(base, before) + 8);
                 if (x.steps == 1) barrier_arrive(bar_q(base) + 8);
             }
-            hide<BN, CHOOSE>(s, n0, seen);
-            soften<BN, !CHOOSE>(s, m, total, faded, a.scale2, LIFT);
-#if CHOOSE
-            leave(s, m, total, strip + n0 / BN * TILE_BYTES, row_of_tile, lane);
-#endif
+            hide<BN>(s, n0, seen);
+            soften<BN>(s, m, total, faded, a.scale2);
             as_operand<BN>(p, s);
             for (int i = 1; i < x.steps; i++) {
                 const int step = before + i;
@@ -170,11 +144,8 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                     barrier_arrive(bar_k(base, step) + 8);
                     if (i == x.steps - 1) barrier_arrive(bar_q(base) + 8);
                 }
-                if (n0 + BN > fewest) hide<BN, CHOOSE>(s, n0, seen);
-                soften<BN, !CHOOSE>(s, m, total, faded, a.scale2, LIFT);
-#if CHOOSE
-                leave(s, m, total, strip + n0 / BN * TILE_BYTES, row_of_tile, lane);
-#endif
+                if (n0 + BN > fewest) hide<BN>(s, n0, seen);
+                soften<BN>(s, m, total, faded, a.scale2);
                 after(total[0] + total[1]);
                 products_wait<0>();
                 if (ARRIVES) barrier_arrive(bar_v(base, step - 1) + 8);
@@ -195,19 +166,15 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
             const float sum = sum_of_four(total[h]);
             const bool some = sum > 0.f, inside = slot[h] < TOKENS && x.t0 + slot[h] < a.S;
             const long long row = ((long long)x.b * a.S + x.t0 + slot[h]) * a.H + x.g * HPG + head[h];
-            if (inside && t == 0) a.lse[row] = some ? m[h] + log2f(sum) - LIFT : -1e30f;
+            if (inside && t == 0) a.lse[row] = some ? m[h] + log2f(sum) : -1e30f;
             store_row<DV>((u32 *)a.o + row * (DV / 2), o, h, t, some ? 1.f / sum : 0.f, inside);
         }
-#if CHOOSE
-        __syncwarp();
-        if (ARRIVES) barrier_arrive(bar_strip(base, x.round));
-#endif
     }
     // The last arrival is nobody's turn.
     if (TURNS && w == 0) sync_some(1, 256);
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (WGS + 1 + CHOOSE), 1) dense_forward(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(128 * (WGS + 1), 1) dense_forward(const __grid_constant__ Arguments a) {
     const u32 base = shared_address(shared);
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
@@ -222,25 +189,9 @@ extern "C" __global__ void __launch_bounds__(128 * (WGS + 1 + CHOOSE), 1) dense_
             barrier_init(bar_v(base, i), 1);
             barrier_init(bar_v(base, i) + 8, 4 * WGS * ARRIVALS);
         }
-#if CHOOSE
-        for (int i = 0; i < 2; i++) {
-            barrier_init(bar_strip(base, i), 4 * WGS * ARRIVALS);
-            barrier_init(bar_strip(base, i) + 8, CHOOSERS * ARRIVALS);
-        }
-#endif
         barrier_init_done();
     }
     __syncthreads();
-#if CHOOSE
-    if (warp < 8) {
-        give_registers<64>();
-        if (threadIdx.x == 0) bring(a, base);
-        if (warp > 0) choose_all(a, base, warp - 1, threadIdx.x % 32);
-    } else {
-        take_registers<192>();
-        consume(a, base, warp / 4 - 2);
-    }
-#else
     if (warp < 4) {
         give_registers<24>();
         if (threadIdx.x == 0) bring(a, base);
@@ -248,5 +199,4 @@ extern "C" __global__ void __launch_bounds__(128 * (WGS + 1 + CHOOSE), 1) dense_
         take_registers<(WGS == 2 ? 240 : 160)>();
         consume(a, base, warp / 4 - 1);
     }
-#endif
 }

@@ -14,7 +14,7 @@ from nsa.kernels.config import WGMMA_HEAD_DIMS
 from nsa.kernels.hopper.program import Constants, in_rows, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, capability, ceil_div
 
-__all__ = ["attend", "compressed", "compressed_and_chosen", "forward_sources", "select", "why_no_attend", "why_no_choose", "why_no_forward", "why_no_select"]
+__all__ = ["attend", "compressed", "forward_sources", "select", "why_no_attend", "why_no_forward", "why_no_select"]
 
 _DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
@@ -30,15 +30,6 @@ class _DenseArguments(ctypes.Structure):
     _fields_ = (
         ("maps", ctypes.c_uint64 * 48), ("o", ctypes.c_void_p), ("lse", ctypes.c_void_p), ("sizes", ctypes.c_int * 6),
         ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 20),
-    )  # fmt: skip
-
-
-class _ChoosingArguments(ctypes.Structure):
-    """``dense_forward.cu``'s ``Arguments`` where it chooses."""
-
-    _fields_ = (
-        *_DenseArguments._fields_[:-1], ("given", ctypes.c_void_p * 5), ("q_strides", ctypes.c_int64 * 3),
-        ("more_sizes", ctypes.c_int * 5), ("padding", ctypes.c_byte * 60),
     )  # fmt: skip
 
 
@@ -78,25 +69,9 @@ def _dense_constants(p: Problem) -> tuple[Constants, int]:
     warpgroups, keys, stages, turns = _dense_tile(p)
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("WGS", warpgroups), ("BN", keys),
-        ("STAGES", stages), ("TURNS", turns), ("CHOOSE", 0), ("MOST", 0), ("HALF", int(p.dtype == torch.float16)),
+        ("STAGES", stages), ("TURNS", turns), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     return constants, 128 * warpgroups * dk + stages * keys * 2 * (dk + dv) + 16 + 32 * stages
-
-
-_CHOSEN_TILE = 128
-"""Rows of a work tile and keys of a tile where blocks are chosen beside the compressed branch."""
-
-
-def _choosing_constants(p: Problem) -> tuple[Constants, int]:
-    """Constants and shared memory of the compressed branch where blocks are chosen beside it."""
-    dk, dv = p.dims.dk, p.dims.dv
-    most = ceil_div(p.n_blocks, 1024) * 32
-    constants = (
-        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("WGS", 2), ("BN", _CHOSEN_TILE),
-        ("STAGES", 2), ("TURNS", 1), ("CHOOSE", 1), ("LS", p.l_sel), ("NTOP", p.n_top), ("MOST", most), ("HALF", int(p.dtype == torch.float16)),
-    )  # fmt: skip
-    shared = 2 * _CHOSEN_TILE * (dk + 2 * (dk + dv)) + 7 * (32 * most + 128) * 4
-    return constants, shared + 16 + 64 + 32
 
 
 def _scores_tile(p: Problem) -> tuple[int, int, int, int]:
@@ -132,10 +107,6 @@ def _gather_constants(p: Problem, *, whole: bool = True) -> tuple[Constants, int
     return constants, 128 * (2 * (dk + dv) + stages * dk + warpgroups * (dv + 2)) + 32 + 16 * stages
 
 
-_LEAST_CHOSEN = 1 << 40
-"""Tokens from which on choosing beside the compressed branch was measured to be faster than after it: at none so far."""
-
-
 def attend_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_attend` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
@@ -159,15 +130,6 @@ def select_served(p: Problem) -> str | None:
     if not even or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
         return "sizes"
     return "sizes" if _scores_constants(p)[1] > _SHARED_LIMIT else None
-
-
-def choose_served(p: Problem) -> str | None:
-    """The reasons of :func:`why_no_choose` that lie in the problem."""
-    if reason := forward_served(p) or select_served(p):
-        return reason
-    if p.dims.dk < _LEAST_KEY_DIM or p.S < _LEAST_CHOSEN:
-        return "narrow"
-    return "sizes" if _choosing_constants(p)[1] > _SHARED_LIMIT else None
 
 
 def forward_served(p: Problem) -> str | None:
@@ -216,15 +178,6 @@ def why_no_select(q: Tensor, kc: Tensor, p: Problem) -> str | None:
         return why_not_built(_SCORES, *_scores_constants(p), torch.cuda.current_device())
 
 
-def why_no_choose(q: Tensor, kc: Tensor, p: Problem) -> str | None:
-    """None if blocks can be chosen beside the compressed branch, where :func:`why_no_forward` finds nothing against it,
-    and are faster so: ``narrow`` are keys and lengths for which a kernel of its own is."""
-    if reason := choose_served(p):
-        return reason
-    with torch.cuda.device(q.device):
-        return why_not_built(_DENSE, *_choosing_constants(p), torch.cuda.current_device())
-
-
 def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
     """None if attention over the chosen blocks can run so, where :func:`why_no_forward` finds nothing against it, and
     is faster so: ``narrow`` are keys for which Triton's is."""
@@ -252,37 +205,6 @@ def compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, T
     blocks = min(tiles * p.bg, p.n_processors)
     launch(_DENSE, *_dense_constants(p), blocks, given, q.device, threads=128 * (warpgroups + 1))
     return o, lse
-
-
-def _by_lane(x: Tensor) -> Tensor:
-    """Compressed keys or values ``[B, n, G, dim]`` in the order that puts four neighbours of every 16 into a lane's columns
-    of a product, ``n`` rounded up."""
-    B, n, G, dim = x.shape
-    padded = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -n % 16))
-    return padded.view(B, -1, 4, 2, 2, G, dim).transpose(2, 3).reshape(B, -1, G, dim)
-
-
-def compressed_and_chosen(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What :func:`compressed` and :func:`select` give, by one kernel that makes no product twice."""
-    o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
-    lse = q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
-    top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
-    counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
-    kc, vc = _by_lane(kc), _by_lane(vc)
-    tokens = _CHOSEN_TILE // p.hpg
-    tiles = ceil_div(p.S, tokens)
-    blocks = min(tiles * p.bg, p.n_processors)
-    strip_bytes = ceil_div(p.n_cmp, _CHOSEN_TILE) * _CHOSEN_TILE * 72
-    strips = q.new_empty(blocks * 2 * strip_bytes, dtype=torch.uint8)
-    maps = tensor_map(q, rows=tokens, heads=p.hpg) + b"".join(tensor_map(x, rows=_CHOSEN_TILE) for x in (kc, vc))
-    given = _ChoosingArguments(
-        (ctypes.c_uint64 * 48).from_buffer_copy(maps), o.data_ptr(), lse.data_ptr(),
-        (p.S, p.H, p.G, p.bg, tiles, tiles * p.bg), p.scale2, pointers((strips, q, kc, top, counts))[0], q.stride()[:3],
-        (strip_bytes, kc.shape[1], p.n_blocks, p.span, p.n_lists),
-    )  # fmt: skip
-    constants, shared = _choosing_constants(p)
-    launch(_DENSE, constants, shared, blocks, given, q.device, threads=512)
-    return o, lse, top, counts
 
 
 def select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:

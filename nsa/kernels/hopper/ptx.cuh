@@ -2,7 +2,6 @@
 //
 // The products themselves, one function for each width, are written out by products.py.
 
-typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 

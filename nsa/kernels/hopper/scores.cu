@@ -13,8 +13,8 @@
 
 constexpr int N = COLUMNS, TOKENS = N / HPG, DKC = DK / 64, PAIRS = HPG / 2, QUADS = TOKENS / 4;
 constexpr int Q_CHUNK_BYTES = N * 128, K_CHUNK_BYTES = 64 * 128, CHOOSERS = 3 + 4 * EXTRA;
-#include "choose.cuh"
-
+// A chooser has the scores of a row and 64 entries of two words.
+constexpr int ENTRIES = 128, ROW = 32 * MOST + ENTRIES;
 constexpr int PITCH = 32 * MOST + 32, STRIP = 2 * TOKENS * PITCH;
 constexpr int AT_Q = 0, AT_K = AT_Q + DKC * Q_CHUNK_BYTES, AT_ROWS = AT_K + STAGES * DKC * K_CHUNK_BYTES;
 constexpr int AT_BARRIERS = AT_ROWS + CHOOSERS * ROW * 4;
@@ -30,6 +30,9 @@ struct Arguments {
 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
+
+// Blocks below the two of a token itself compete, but for the first one.
+DEVICE int limit_of(int t) { return t / LS - 1; }
 
 // A work tile, and the next one of this block of threads: every other round runs backwards, so that none gets all the long ones.
 struct Work {
@@ -154,7 +157,8 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
     if (before % WGS == w) sync_some(1 + w, 256);
 }
 
-// Scores of blocks `own` + `carry` go to `row`; returns the lane's best.
+// Scores of blocks `own` + `carry` go to `row` as integers, which order alike, for they are never negative; -1 for none. Blocks that
+// differ by multiples of 32 are a lane's. Returns the lane's best.
 DEVICE int gather_row(const float *own, const float *carry, int limit, u32 row, int lane) {
     constexpr int AHEAD = EXTRA ? 4 : 3;
     int best = -1;
@@ -179,6 +183,60 @@ DEVICE int gather_row(const float *own, const float *carry, int limit, u32 row, 
     return best;
 }
 
+// Leaves the NTOP best of `n` <= 64 entries in their places, best first, and returns how many there are. An entry is a score and,
+// below it, the complement of its block: the lower one of equals is the better one.
+DEVICE int keep_best(u32 entries, int n, int lane) {
+    __syncwarp();
+    u64 mine[2];
+    int rank[2] = {0, 0};
+#pragma unroll
+    for (int h = 0; h < 2; h++) mine[h] = lane + 32 * h < n ? load_long(entries + (lane + 32 * h) * 8) : 0;
+#pragma unroll 4
+    for (int i = 0; i < n; i++) {
+        const u64 other = load_long(entries + i * 8);
+        rank[0] += other > mine[0];
+        rank[1] += other > mine[1];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (lane + 32 * h < n && rank[h] < NTOP) store_long(entries + rank[h] * 8, mine[h]);
+    __syncwarp();
+    return min(n, NTOP);
+}
+
+// The best blocks of a row, best first, the lower one of equals: lane i has that of rank i, or -1.
+DEVICE int choose(const float *own, const float *carry, int limit, u32 row, int lane) {
+    const u32 entries = row + (ROW - ENTRIES) * 4;
+    const int best = gather_row(own, carry, limit, row, lane);
+    // What NTOP lanes have at least is no more than the worst of the best.
+    store_one(entries + lane * 4, __int_as_float(best));
+    __syncwarp();
+    int as_good = 0;
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+        float x[4];
+        load_four(entries + i * 4, x[0], x[1], x[2], x[3]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) as_good += __float_as_int(x[j]) >= best;
+    }
+    int least = max(__reduce_max_sync(~0u, as_good >= NTOP ? best : -1), 0), n = 0;
+    for (int block = lane; block - lane < limit; block += 32) {
+        const int score = __float_as_int(load_one(row + block * 4));
+        const u32 many = __ballot_sync(~0u, score >= least);
+        if (score >= least)
+            store_long(entries + (n + __popc(many & (1u << lane) - 1)) * 8, (u64)score << 32 | (u32)~block);
+        n += __popc(many);
+        // There is always room for 32 more.
+        if (n > ENTRIES / 2 - 32) {
+            n = keep_best(entries, n, lane);
+            least = load_long(entries + (NTOP - 1) * 8) >> 32;
+        }
+    }
+    n = keep_best(entries, n, lane);
+    return lane < n ? (int)~(u32)load_long(entries + lane * 8) : -1;
+}
+
 DEVICE void choose_all(const Arguments &a, u32 base, int chooser, int lane) {
     const u32 row = base + AT_ROWS + chooser * ROW * 4;
     Work x;
@@ -190,8 +248,7 @@ DEVICE void choose_all(const Arguments &a, u32 base, int chooser, int lane) {
         for (int i = (chooser + x.round * (CHOOSERS - 1) * TOKENS) % CHOOSERS; i < TOKENS; i += CHOOSERS) {
             const int t = x.t0 + i;
             if (t >= a.S) break;
-            const int best = gather_row(strip + i * PITCH, strip + (TOKENS + i) * PITCH, limit_of(t), row, lane);
-            const int block = chosen(row, choose<NTOP>(row, best, limit_of(t), lane, [](int score) { return score; }), lane);
+            const int block = choose(strip + i * PITCH, strip + (TOKENS + i) * PITCH, limit_of(t), row, lane);
             if (lane < NTOP) a.top[((long long)x.pair * a.S + t) * NTOP + lane] = block;
             if (block >= 0) atomicAdd(a.counts + (long long)x.pair * a.lists + t / a.span * a.blocks + block, 1);
             __syncwarp();

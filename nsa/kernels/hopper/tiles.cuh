@@ -105,18 +105,17 @@ template <int N> DEVICE void add_keys(float *to, const float (&x)[N / 2], int ke
 
 // What follows is for tiles of the other kind: 64 rows of queries down, N keys across. A lane holds two rows, g and g + 8.
 
-// Scores of keys `n0 ..` that a row does not see become minus infinity; `seen`: keys that it sees, less 2 * t, or 4 * t where a
-// lane's columns of every 16 are keys FOUR in a row.
-template <int N, bool FOUR> DEVICE void hide(float (&s)[N / 2], int n0, const int (&seen)[2]) {
+// Scores of keys `n0 ..` that a row does not see become minus infinity; `seen`: keys that it sees, less 2 * t.
+template <int N> DEVICE void hide(float (&s)[N / 2], int n0, const int (&seen)[2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        if ((FOUR ? i / 8 * 16 + i / 4 % 2 * 2 : i / 4 * 8) + i % 2 >= seen[i / 2 % 2] - n0) s[i] = __int_as_float(0xff800000);
+        if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2] - n0) s[i] = __int_as_float(0xff800000);
 }
 
 // Scores to probabilities by the largest score so far, `m` in base 2. `total` is the sum of what this lane holds, `faded` what
-// former sums are multiplied by. `lift`: probabilities are 2^lift times as large; SUM: whether they are added to `total`.
-template <int N, bool SUM = true>
-DEVICE void soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&faded)[2], float scale2, float lift = 0.f) {
+// former sums are multiplied by.
+template <int N>
+DEVICE void soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&faded)[2], float scale2) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float most = fmaxf(s[2 * h], s[2 * h + 1]), sum = 0.f;
@@ -131,10 +130,7 @@ DEVICE void soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&
 #pragma unroll
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; i++) {
-                s[4 * j + i] = exp2_of(fmaf(s[4 * j + i], scale2, lift - most));
-                if (SUM) sum += s[4 * j + i];
-            }
+            for (int i = 2 * h; i < 2 * h + 2; i++) sum += s[4 * j + i] = exp2_of(fmaf(s[4 * j + i], scale2, -most));
         total[h] = total[h] * faded[h] + sum;
     }
 }
