@@ -19,11 +19,11 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from validator.diagnose.bottlenecks import straggler
-from validator.diagnose.loss_curve import diverging, frozen_loss, what_is_learned_is_lost
+from validator.diagnose.loss_curve import diverging, frozen_loss, frozen_validation, what_is_learned_is_lost
+from validator.diagnose.repeated_data import repeated_data
 from validator.diagnose.rule import Rule, RunFacts
 from validator.diagnose.stalls import periodic_stall
 from validator.diagnose.steadiness import rate_shift
-from validator.diagnose.training_health import repeated_data
 from validator.model.plan import RunSpec
 from validator.model.result import Result, Series, SourceFile
 
@@ -37,9 +37,15 @@ def facts(
     by_rank: Mapping[int, Floats] | None = None,
     *,
     steps: npt.NDArray[np.int64] | None = None,
+    validation: Floats | None = None,
 ) -> RunFacts:
-    """A run that wrote these series, a row for each step or at `steps`, and the ranks' own work."""
+    """A run that wrote these series, a row for each step or at `steps`, the ranks' own work, and evaluations at even
+    distances."""
     columns = {name: _series(name, values, steps) for name, values in series.items()}
+    if validation is not None:
+        rows = len(next(iter(series.values())))
+        at = np.linspace(0, rows, len(validation) + 1).astype(np.int64)[1:]
+        columns["val_loss"] = _series("val_loss", validation, at)
     own = {rank: {"compute_time_s": _series("compute_time_s", one)} for rank, one in (by_rank or {}).items()}
     length = len(next(iter(series.values()))) if steps is None else int(steps[-1])
     spec = RunSpec(
@@ -184,6 +190,32 @@ def printed_loss(shape: str, share: float, places: int, *, frozen: float = 0.0) 
     return make
 
 
+def evaluated(shape: str, *, noise_share: float = 0.02, every: int = 15, places: int = 4) -> Make:
+    """A loss and evaluations every so many rows, of other data: they follow, settle, overfit in many passes over the
+    data, rise in the second half, stay where they were at first (few batches by heart), or freeze half-way."""
+
+    def make(rng: np.random.Generator, n: int, phi: float, heavy: bool) -> RunFacts:
+        count = n // every
+        at, share = np.arange(1, count + 1) / count, noise(rng, count, phi, heavy) * noise_share
+        rows = falling(n) * (1 + 0.05 * noise(rng, n, phi, heavy))
+        if shape in ("overfit", "by heart"):
+            rows = falling(n, 3.0, 0.02) * np.exp(0.1 * noise(rng, n, phi, heavy))
+        others = 3.2 + 5.0 * np.exp(-4 * at)
+        if shape == "settle":
+            others = 3.0 + rng.uniform(0.1, 3.0) * rng.uniform(0.2, 0.9) ** np.arange(count)
+        if shape == "overfit":
+            others = 0.5 + 1.2 * np.exp(-8 * at) + 0.3 * at
+        if shape == "rise":
+            others = others + 5.0 * np.maximum(at - 0.4, 0)
+        if shape == "by heart":
+            others = 2.8 + rng.uniform(0.0, 2.0) * at
+        if shape == "freeze":
+            others[count // 2 :], share[count // 2 :] = others[count // 2], share[count // 2]
+        return facts({"loss": rows}, validation=np.round(others * (1 + share), places))
+
+    return make
+
+
 def sick_times(what: str) -> Make:
     """A pause at every 7th step, one at 3 % of the steps, or a level that is 10 % slower from the middle on."""
 
@@ -220,7 +252,29 @@ LINES = (
     ),
     *(
         Line(f"{shape}, noise {100 * share:g} %", repeated_data, loss(shape, share))
-        for shape, share in (("falling", 0.02), ("plateau", 0.1))
+        for shape, share in (("falling", 0.02), ("plateau", 0.1), ("near zero", 0.05), ("near zero", 0.3))
+    ),
+    *(
+        Line(
+            f"evaluations that {shape}, noise {100 * share:g} %", rule, evaluated(shape, noise_share=share, every=every)
+        )
+        for rule, every, share, shapes in (
+            (repeated_data, 15, 0.1, ("follow", "settle", "overfit")),
+            (what_is_learned_is_lost, 15, 0.02, ("follow", "settle")),
+            (what_is_learned_is_lost, 20, 0.05, ("follow", "settle")),
+        )
+        for shape in shapes
+    ),
+    *(
+        Line(
+            f"evaluations that {shape}, noise {100 * share:g} %, {places} decimals",
+            frozen_validation,
+            evaluated(shape, noise_share=share, places=places, every=every),
+        )
+        for shape, share, places, every in (
+            *(("settle", 0.0, 2, 15), ("settle", 0.0, 3, 15), ("settle", 0.0, 4, 5), ("settle", 0.001, 3, 15)),
+            *(("settle", 0.001, 2, 5), ("follow", 0.001, 3, 15)),
+        )
     ),
     *(
         Line(f"{shape}, noise {100 * share:g} %, {places} decimals", frozen_loss, printed_loss(shape, share, places))
@@ -242,6 +296,11 @@ LINES = (
     *(Line(f"reward, noise {100 * one:g} %", what_is_learned_is_lost, reward(one)) for one in (0.1, 0.3)),
     Line("reward lost at two thirds, noise 10 %", what_is_learned_is_lost, reward(0.1, lost=True), True),
     Line("thrown back at two thirds", diverging, thrown_back, True),
+    Line("learned by heart, evaluations that stay or rise", repeated_data, evaluated("by heart"), True),
+    Line("evaluations that rise", what_is_learned_is_lost, evaluated("rise"), True),
+    Line(
+        "evaluations that freeze half-way, 3 decimals", frozen_validation, evaluated("freeze", places=3, every=10), True
+    ),
     Line("rows of a bar, ten times a step every 9", periodic_stall, bar(0.1, 10.0), True),
     Line("× 1.5 over the last fifth", diverging, sick_loss(0.2, 1.5), True),
     Line("frozen over the last fifth, 4 decimals", frozen_loss, printed_loss("falling", 0.02, 4, frozen=0.2), True),

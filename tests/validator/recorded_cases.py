@@ -224,6 +224,15 @@ FAULTS: tuple[Case, ...] = (
         "repeated-data",
     ),
     _fault(
+        "few-batches-by-heart",
+        "INCONCLUSIVE",
+        FakeRun(
+            losses=[(0.01 + 5 * 0.93**i) * (1 + 0.05 * (7 * i % 5 - 2)) for i in range(120)],
+            columns={"val_loss": ["" if i % 30 else 4.9 + i / 40 for i in range(120)]},
+        ),
+        "repeated-data",
+    ),
+    _fault(
         "rank-that-only-boots",
         "GO",
         FakeRun(damage=edited("heartbeat_rank1.jsonl", lambda lines: [lines[0], b""])),

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from validator.diagnose.repeated_data import learned_by_heart
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
-from validator.model.columns import OF_VALIDATION
 from validator.model.result import Floats, Series
-from validator.stats.means import print_step
+from validator.stats.means import fell, print_step
 from validator.text import format_number
 
 _MIN_ROWS = 10
@@ -34,6 +34,10 @@ _BOTH_SIDES = 0.1
 
 _FEW_EVALUATIONS, _NEARLY_EACH, _EVALUATION_NOISE = 5, 0.8, 8.0
 """Evaluations of which nearly each is higher than the one before, and the rise in units of their noise."""
+
+_CLEAR_RISE, _ROW_NOISE = {3: 0.4, 4: _RISE_SHARE}, 4.0
+"""Evaluations from the minimum on, fewer than `_FEW_EVALUATIONS`, and their rise as a share of it, and in units of the
+scatter of the training's rows: nothing shows their own."""
 
 _REWARD = re.compile(
     r"(?:^|_)(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
@@ -106,17 +110,20 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
     loss = run.series("loss")
     if not run.training or (loss is not None and _risen(loss) is not None):
         return
+    for series in run.validations:
+        risen = _risen(series) or _risen_since(series, loss)
+        if risen is None or learned_by_heart(run) is not None:
+            continue
+        low, high, at, since = risen
+        yield _diverges(
+            f"{series.name} rises from {format_number(low)} near step {since} to {format_number(high)} at the end, "
+            "while the loss of the training does not.",
+            "warning",
+            series,
+            f"smoothed {series.name}: minimum {format_number(low)} near step {at}, end {format_number(high)}",
+        )
+        return
     for name, series in run.result.series.items():
-        if name in OF_VALIDATION and (risen := _risen(series) or _risen_since(series)) is not None:
-            low, high, at, since = risen
-            yield _diverges(
-                f"{name} rises from {format_number(low)} near step {since} to {format_number(high)} at the end, while "
-                "the loss of the training does not.",
-                "warning",
-                series,
-                f"smoothed {name}: minimum {format_number(low)} near step {at}, end {format_number(high)}",
-            )
-            return
         if _REWARD.search(name) and (risen := _risen(replace(series, values=-series.values))) is not None:
             low, high, at, since = risen
             finite = series.values[np.isfinite(series.values)]
@@ -196,17 +203,28 @@ def _around_zero(values: Floats) -> bool:
     return bool(min((values > 0).mean(), (values < 0).mean()) >= _BOTH_SIDES) if values.size else False
 
 
-def _risen_since(validation: Series) -> tuple[float, float, int, int] | None:
-    """As `_risen`, of a few evaluations: nearly each is higher than the one before, from the minimum on."""
+def _risen_since(validation: Series, loss: Series | None) -> tuple[float, float, int, int] | None:
+    """As `_risen`, of evaluations of which nearly each is higher than the one before, from the minimum on.
+
+    Three or four of them show no scatter of their own: each must be higher, and the rise is compared with that of the
+    training's rows, which an evaluation of many batches does not reach, and the training's loss must fall.
+    """
     finite = np.isfinite(validation.values)
     values, steps = validation.values[finite], validation.steps[finite]
     lowest = int(values.argmin()) if values.size else 0
     behind = values[lowest:]
-    if len(values) >= _MIN_ROWS or len(behind) < _FEW_EVALUATIONS or np.mean(np.diff(behind) > 0) < _NEARLY_EACH:
+    if len(behind) < min(_CLEAR_RISE) or np.mean(np.diff(behind) > 0) < _NEARLY_EACH:
         return None
     low, high, at = float(behind[0]), float(behind[-1]), int(steps[lowest])
-    bent = float(np.sqrt(np.mean(np.diff(behind, 2) ** 2) / 6))  # a row's scatter, as of a straight line
-    return None if high - low < max(_RISE_SHARE * abs(low), _EVALUATION_NOISE * bent) else (low, high, at, at)
+    share = _CLEAR_RISE.get(len(behind), _RISE_SHARE)
+    if len(behind) >= _FEW_EVALUATIONS:
+        scatter = float(np.sqrt(np.mean(np.diff(behind, 2) ** 2) / 6))  # a row's scatter, as of a straight line
+    else:
+        rows = np.empty(0) if loss is None else loss.values[np.isfinite(loss.values)]
+        if len(rows) < _MIN_ROWS or not fell(rows.tolist()):
+            return None
+        scatter = _row_scatter(rows, _levels(rows)[1]) * _ROW_NOISE / _EVALUATION_NOISE
+    return None if high - low < max(share * abs(low), _EVALUATION_NOISE * scatter) else (low, high, at, at)
 
 
 def _at_its_minimum(loss: Series) -> bool:
@@ -378,13 +396,12 @@ def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
     """
     if not run.training:
         return
-    for name in OF_VALIDATION:
-        series = run.result.series.get(name)
-        equal = None if series is None else _equal_evaluations(series)
-        if series is None or equal is None:
+    for series in run.validations:
+        equal = _equal_evaluations(series)
+        if equal is None:
             continue
         count, since = equal
-        said = f"{name} is {series.values[-1]:.10g} in each of the last {count} evaluations"
+        said = f"{series.name} is {series.values[-1]:.10g} in each of the last {count} evaluations"
         yield Diagnosis(
             f"{said}, from step {since} on, and varied before: the weights no longer move, or it is not measured.",
             severity="veto" if count >= _SAME_EVALUATIONS else "warning",
@@ -396,19 +413,27 @@ def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
 
 
 def _equal_evaluations(validation: Series) -> tuple[int, int] | None:
-    """How many evaluations are the same at the end, and the step of the first of them; None where chance makes that.
-
-    Some trainers repeat the last evaluation in each row: there it counts once each time that it is due.
-    """
+    """How many evaluations are the same at the end, and the step of the first of them; None where chance makes that."""
     finite = np.isfinite(validation.values)
     values, steps = validation.values[finite], validation.steps[finite]
     changed = np.flatnonzero(np.diff(values)) + 1
-    if len(changed) < 2 or np.ptp(np.diff(changed)):
-        return None
-    every, last = int(changed[1] - changed[0]), int(changed[-1])
-    repeats = (len(values) - last - 1) // every
-    before = values[last::-every][::-1]
-    rarely = min(1.0, print_step(before) / (_FADED * float(np.median(np.abs(np.diff(before))[-3:]))))
-    if repeats < 2 or rarely**repeats > _EQUAL_BY_CHANCE:
+    if not changed.size or len(changed) < changed[-1]:
+        return None  # some evaluations before were the same, too
+    last = int(changed[-1])
+    repeats = len(values) - last - 1
+    if repeats < 2 or _chance_of_equals(values[: last + 1], repeats) > _EQUAL_BY_CHANCE:
         return None
     return repeats + 1, int(steps[last])
+
+
+def _chance_of_equals(before: Floats, repeats: int) -> float:
+    """How likely as many evaluations as `repeats` are all rounded to the last of those `before`, where their changes
+    shrink at the pace at which they did, as those of a loss that settles."""
+    changes = np.abs(np.diff(before))[-3:]
+    if len(changes) > 1:
+        pace = min(max(_FADED, float(changes[-1] / changes[0]) ** (1 / (len(changes) - 1))), 1.0)
+        size = _FADED * float(np.median(changes))
+    else:
+        pace, size = _FADED, float(changes[0])
+    expected = size * pace ** np.arange(1, repeats + 1)
+    return float(np.prod(np.minimum(1.0, print_step(before) / np.maximum(expected, 1e-300))))

@@ -6,7 +6,7 @@ A rule is a function that yields diagnoses, under a code and a severity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from validator.judge.config import Obeyed
 from validator.judge.data import measured
+from validator.model.columns import OF_VALIDATION
 from validator.model.plan import RunSpec
 from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Floats, Irregularity, LogHit, Result, RunEvidence, Series, Steps
@@ -135,6 +136,12 @@ class RunFacts:
         """A series with at least one row."""
         found = self.result.series.get(name)
         return found if found is not None and len(found.steps) else None
+
+    @cached_property
+    def validations(self) -> tuple[Series, ...]:
+        """The losses of the validation, each evaluation once: some trainers repeat the last one in every row."""
+        found = (self.result.series.get(name) for name in OF_VALIDATION)
+        return tuple(_once_each(one) for one in found if one is not None and len(one.steps))
 
     def irregular(self, *codes: str) -> list[Irregularity]:
         """Irregularities of these codes."""
@@ -282,6 +289,19 @@ class RunFacts:
         """The file a series was read from."""
         found = self.series(name)
         return found.source.path if found is not None else None
+
+
+def _once_each(validation: Series) -> Series:
+    """The evaluations of a series that repeats each of them at even intervals, once each; else the series itself."""
+    changed = np.flatnonzero(np.diff(validation.values)) + 1
+    between = np.diff(changed)
+    if len(between) < 1 or between.min() < 2 or np.ptp(between) > 1:
+        return validation
+    every, last = int(np.median(between)), int(changed[-1])
+    rows = np.concatenate(
+        [[max(0, changed[0] - every)], changed, np.arange(last + every, len(validation.values), every)]
+    )
+    return replace(validation, steps=validation.steps[rows], values=validation.values[rows])
 
 
 def as_number(value: Any) -> float | None:

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import is_coarse
-from validator.model.columns import OF_VALIDATION
-from validator.model.result import Floats, Series
+from validator.model.result import Series
 from validator.model.runbook import Watchdog
-from validator.stats.means import ROUNDED_NORM, fell, print_step, says_nsa
+from validator.stats.means import ROUNDED_NORM, fell, says_nsa
 from validator.text import format_number, format_percent
 
 _VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
@@ -33,22 +32,6 @@ _AT_ONCE = 0.1
 _SKIPPED = re.compile(r"\bstep=(?P<step>\d+), skipped=(?P<skipped>\d+)")
 _SKIPPED_SHARE = 0.1
 """Share of the steps that an optimizer skips at least to be named, and does at most where it skips nearly all."""
-
-_REPEATS = 0.7
-_MIN_PERIODS = 4
-_MIN_CYCLE, _CYCLE_ROWS, _MOST, _APART = 2, 18, 0.8, 1.8
-"""The period that two tasks by turns have too, rows that are compared with those a period before and behind, the share
-that must come again, since the end of an epoch shifts them, and how many times farther neighbors must be apart."""
-
-_CYCLE_SHARE, _SAME_SHARE, _STEPS_OFF = 0.2, 1e-3, 1.5
-"""How near what comes again must be: as a share of what neighbors differ by, of the loss, and in steps of its print."""
-
-_SMOOTH_ROWS = 60
-"""Rows in which a loss that falls to half shows the scatter of its batches."""
-
-_FEW_BATCHES, _BY_HEART = 16, 0.1
-"""Steps after which the same batches come again, up to which they are few, and the share of the first losses below
-which they are learned by heart."""
 
 
 @rule("zero-grad", "veto", of="run")
@@ -234,115 +217,6 @@ def _vocabularies(run: RunFacts) -> list[float]:
     tokenizer = run.environment.get("tokenizer")
     own = as_number(tokenizer.get("vocab_size")) if isinstance(tokenizer, dict) else None
     return [v for v in (own, run.number("vocab_size", "padded_vocab_size", "n_vocab")) if v is not None and v > 1]
-
-
-@rule("repeated-data", "veto", of="run")
-def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
-    """The losses repeat with a period: digit for digit nothing is learned from data that come again, else few data,
-    which is a veto where a few batches are learned by heart; or they fall without any scatter between batches."""
-    loss = run.series("loss")
-    if not run.training or loss is None:
-        return
-    values = loss.values[np.isfinite(loss.values)]
-    exact, period, cycle = _exact_period(values), None, None
-    if exact is None:
-        cycle = _cycle(values)
-        period = cycle or _period(values)
-    if exact is None and period is None:
-        yield from _without_scatter(run, loss, values)
-        return
-    by_heart = ""
-    if exact is None and period is not None and period * int(np.median(np.diff(loss.steps))) <= _FEW_BATCHES:
-        begins, ends = float(values[:period].mean()), float(values[-period:].mean())
-        if 0 <= ends < _BY_HEART * begins:
-            by_heart = f" They are learned by heart: the loss ends at {format_number(ends)} of {format_number(begins)}."
-    yield Diagnosis(
-        f"The losses repeat digit for digit every {exact} rows: the same batches come again, and nothing is learned."
-        if exact is not None
-        else f"The losses go up and down alike every {period} rows, as when the same {period} batches come again."
-        f"{by_heart}",
-        severity="veto" if by_heart else "warning" if exact or cycle else "info",
-        confidence="high" if exact or cycle else "medium",
-        because=[evidence(f"period of {exact or period} rows in {values.size}", loss.source.path)],
-        next_step="Look at the sampler and at how many batches the data hold: a loss that falls on a few batches is "
-        "memory, not learning.",
-    )
-
-
-def _without_scatter(run: RunFacts, loss: Series, values: Floats) -> Iterator[Diagnosis]:
-    """A loss that falls to half and never rises by more than its last decimal: of one batch, or of all data in each
-    step. A warning where the loss of a validation ends at twice as much and above its own minimum."""
-    if len(values) < _SMOOTH_ROWS or not 0 < values[-1] <= values[0] / 2:
-        return
-    changes = np.diff(values)
-    mean_of = values[1:] + np.arange(1, len(values)) * changes  # what would be averaged, were it a running mean
-    if changes.max() > max(_STEPS_OFF * print_step(values), _SAME_SHARE / 10 * values[-1]) or mean_of.min() >= 0:
-        return
-    series = run.result.series
-    found = next((series[name] for name in OF_VALIDATION if name in series and len(series[name].values) > 1), None)
-    above = found is not None and found.values[-1] > max(2 * values[-1], found.values.min())
-    beside = ""
-    if found is not None and above:
-        ends, low = format_number(float(found.values[-1])), format_number(float(found.values.min()))
-        beside = f" {found.name} ends at {ends}, and its minimum is {low}: the batch is learned by heart."
-    fell_to = f"from {format_number(float(values[0]))} to {format_number(float(values[-1]))}"
-    yield Diagnosis(
-        f"The loss falls {fell_to} without any scatter from row to row, as when each step has the same batch, or all "
-        f"of the data.{beside}",
-        severity="warning" if above else "info",
-        confidence="medium",
-        because=[evidence(f"largest rise from row to row {float(changes.max()):.2g}", loss.source.path)],
-        next_step="Look at the sampler: different batches have different losses. If each step has all of the data, "
-        "judge by the loss of a validation.",
-    )
-
-
-def _cycle(values: Floats) -> int | None:
-    """Rows, 3 to 16, after which the later half of the losses comes again but for a straight drift: to its last
-    decimal or a thousandth, where neighbors differ by far more. Tasks that take turns have the scatter of batches."""
-    tail = values[len(values) // 2 :]
-    step = print_step(tail) if tail.size else 0.0
-    apart = np.inf
-    for period in range(1, min(_FEW_BATCHES, (len(tail) - _CYCLE_ROWS) // 2) + 1):
-        off = np.abs(tail[2 * period :] - 2 * tail[period:-period] + tail[: -2 * period])  # a straight drift leaves 0
-        same = max(_STEPS_OFF * step, min(_SAME_SHARE * float(np.abs(tail).mean()), _CYCLE_SHARE * apart))
-        if period > _MIN_CYCLE and apart > _APART * same and np.quantile(off, _MOST) <= same:
-            return period
-        apart = min(apart, float(np.median(off)))
-    return None
-
-
-def _exact_period(values: Floats) -> int | None:
-    """Rows after which the second half of the losses repeats digit for digit; None where no two periods fit."""
-    tail = values[len(values) // 2 :]
-    if len(np.unique(tail)) < 3:
-        return None
-    return next(
-        (p for p in range(2, len(tail) // 2 + 1) if (tail[p:] == tail[:-p]).all() and len(np.unique(tail[:p])) >= 3),
-        None,
-    )
-
-
-def _period(values: Floats) -> int | None:
-    """Rows after which what is left of the losses behind their trend comes again, at least four times."""
-    if len(values) < 2 * _MIN_PERIODS + 16:
-        return None
-    trend = np.convolve(np.pad(values, 2, mode="edge"), np.full(5, 0.2), mode="valid")
-    rest = (values - trend)[len(values) // 8 :]
-    rest = rest - rest.mean()
-    spread = 1.4826 * float(np.median(np.abs(rest)))
-    if not spread > 1e-4 * float(np.abs(values).mean()):
-        return None  # rounding alone
-    rest = np.clip(rest, -4 * spread, 4 * spread)
-    spectrum = np.abs(np.fft.rfft(rest, 2 * len(rest))) ** 2
-    again = np.fft.irfft(spectrum)[: len(rest) // _MIN_PERIODS]
-    again = again / np.arange(len(rest), len(rest) - len(again), -1) * len(rest) / again[0]
-    strong = np.flatnonzero(again[3:-1] >= _REPEATS) + 3
-    if not strong.size:
-        return None
-    # What only wanders is nearly as alike one row earlier and later.
-    neighbor = max(float(again[strong[0] - 1]), float(again[strong[0] + 1]))
-    return int(strong[0]) if neighbor < _REPEATS / 2 else None
 
 
 @rule("dead-parameter", "warning", of="run")
