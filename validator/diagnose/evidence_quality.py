@@ -16,7 +16,14 @@ from validator.model.columns import OF_EVALUATION
 from validator.model.readers import matcher
 from validator.model.result import Irregularity, LogHit, RankProgress, Series, Steps
 from validator.model.verdict import Evidence
-from validator.stats.spacing import at_even_times, late_thinning, next_due, thins_out
+from validator.stats.spacing import (
+    at_even_times,
+    late_thinning,
+    next_due,
+    on_two_grids,
+    pace_of_regular_gaps,
+    thins_out,
+)
 from validator.text import format_duration
 
 _EARLIER_S = 600.0
@@ -41,6 +48,9 @@ Flags = npt.NDArray[np.bool_]
 
 _FEW = 6
 """Rows below which no even pace is known."""
+
+_AGAIN, _MEANT = 3, 0.8
+"""Gaps, and the share of them beside an evaluation, from which a trainer prints it in place of a row."""
 
 _SILENT_S = 60.0
 
@@ -236,10 +246,13 @@ def _missing_rows(run: RunFacts) -> Iterator[Evidence]:
         if one.source.path == redrawn:
             continue
         places = run.evidence.places
-        epochs = () if places is None or places.path != one.source.path else places.epochs
-        gap = _gap(one, same_file, epochs) if one.steps.size >= _FEW else _ends_early(one, same_file)
+        printed = places if places is not None and places.path == one.source.path else None
+        epochs = () if printed is None else printed.epochs
+        evaluated = [s for s in run.result.series.values() if s.name in OF_EVALUATION and s.source == one.source]
+        pauses = [other.steps for other in evaluated] + ([] if printed is None else [printed.pauses])
+        between = np.unique(np.concatenate(pauses)) if pauses else one.steps[:0]
+        gap = _gap(one, same_file, epochs, between) if one.steps.size >= _FEW else _ends_early(one, same_file)
         if gap is None and not thins_out(one.steps):
-            evaluated = [s for s in run.result.series.values() if s.name in OF_EVALUATION and s.source == one.source]
             gap = _ends_early(one, [one, *evaluated])
         if gap is None and _late(one) > first[_pace(one)]:
             gap = f"{one.name} begins at step {one.steps[0]}, elsewhere at step {first[_pace(one)]}"
@@ -305,10 +318,10 @@ def _pace(series: Series) -> float | None:
     return float(np.median(np.diff(series.steps))) if series.steps.size >= _FEW else None
 
 
-def _gap(series: Series, same_file: list[Series], epochs: tuple[tuple[int, int], ...]) -> str | None:
+def _gap(series: Series, same_file: list[Series], epochs: tuple[tuple[int, int], ...], pauses: Steps) -> str | None:
     """Where rows are missing: between others that follow evenly, or at an end that a like series reaches.
 
-    `epochs` are those of `PrintedPlaces`.
+    `epochs` are those of `PrintedPlaces`, `pauses` the steps of evaluations and of rows beside lines about them.
     """
     strides = np.diff(series.steps)
     usual = float(np.median(strides))
@@ -323,13 +336,15 @@ def _gap(series: Series, same_file: list[Series], epochs: tuple[tuple[int, int],
     if epochs:
         inside, meant = _at_borders(series.steps, epochs)
         usual = float(np.median(strides[inside] if inside.any() else strides))
+    usual = float(pace_of_regular_gaps(strides[inside]) or usual)
     if at_even_times(np.cumsum(np.append(series.steps[:1], strides[inside]))):
         return None
     # A further row for the first or last step makes narrow strides only.
     wide = np.flatnonzero((strides > 1.5 * usual) & ~meant)
-    if wide.size:
+    if wide.size and not on_two_grids(series.steps) and not _in_place_of_rows(series.steps, wide, pauses, usual):
         low, high = int(series.steps[wide[0]]), int(series.steps[wide[0] + 1])
-        return f"{series.name} has no row between steps {low} and {high}, where one comes every {usual:g} steps"
+        again = f", and {len(wide) - 1} more such gaps" if len(wide) > 1 else ""
+        return f"{series.name} has no row between steps {low} and {high}, where one comes every {usual:g} steps{again}"
     for other in same_file:
         if float(np.median(np.diff(other.steps))) != usual:
             continue
@@ -337,6 +352,15 @@ def _gap(series: Series, same_file: list[Series], epochs: tuple[tuple[int, int],
             span, reached = (f"{s.steps[0]}–{s.steps[-1]}" for s in (series, other))
             return f"{series.name} has steps {span}, {other.name} {reached}"
     return None
+
+
+def _in_place_of_rows(steps: Steps, wide: Steps, pauses: Steps, usual: float) -> bool:
+    """Whether a trainer again and again prints an evaluation in place of a row: beside the gaps behind the rows `wide`,
+    each of one row."""
+    if len(wide) < _AGAIN or (np.diff(steps)[wide] != 2 * usual).any():
+        return False
+    within = np.searchsorted(pauses, steps[wide + 1], "right") > np.searchsorted(pauses, steps[wide], "left")
+    return bool(within.mean() >= _MEANT)
 
 
 def _at_borders(steps: Steps, epochs: tuple[tuple[int, int], ...]) -> tuple[Flags, Flags]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -38,6 +38,12 @@ _FEW = 6
 
 _PLATEAU = 3
 """Consecutive equal strides that make a pace."""
+
+_GRID_ROWS = 12
+"""Rows at the start among which the distances of two grids are looked for."""
+
+_MANY_GAPS = 10
+"""Regular gaps among single steps from which they are none of a logger that writes when it is time to."""
 
 _MIN_RATIO, _MAX_RATIO = 1.1, 10.0
 _UNEVEN = 1.6
@@ -199,6 +205,42 @@ def at_even_times(steps: Steps) -> bool:
     single = inner == 1
     off_pace = (inner % usual != 0) & ~single
     return bool(usual > 1 and off_pace.mean() >= _OFF_PACE_OF_A_BAR and single.mean() <= _SINGLE_OF_A_BAR)
+
+
+def on_two_grids(steps: Steps) -> bool:
+    """Whether rows come at every multiple of two numbers, as of 20 for the log and of 30 for an epoch, counted from 0
+    or from 1, and at no other step; the first and the last row may be elsewhere.
+
+    A grid of which a row is missing is none.
+    """
+    strides = np.diff(steps[:_GRID_ROWS])
+    apart = {int(strides[at : at + many].sum()) for many in (1, 2, 3, 4) for at in range(len(strides) - many + 1)}
+    for counted in (steps, steps + 1):
+        grids = []
+        for distance in sorted(apart):
+            there = counted % distance == 0
+            if there.sum() == counted[-1] // distance - (counted[0] - 1) // distance:
+                grids.append(there)
+        if any((one | other)[1:-1].all() for one, other in combinations(grids, 2)):
+            return True
+    return False
+
+
+def pace_of_regular_gaps(strides: Steps) -> int | None:
+    """The pace of rows of which every third is missing, or every fourth, and so on; None where rows are not so.
+
+    Rows on two grids, as those of every 20 steps and of every 30, leave gaps at unequal distances.
+
+    Args:
+        strides: steps from each row to the next `[n]`.
+    """
+    inner = strides[1:-1]  # the first and the last row may come early
+    found, counts = np.unique(inner, return_counts=True)
+    if len(found) != 2 or found[1] != 2 * found[0] or counts[0] < counts[1] - 1:
+        return None
+    apart = np.diff(np.flatnonzero(inner == found[1]))
+    enough = _PLATEAU if found[0] > 1 else _MANY_GAPS
+    return int(found[0]) if len(apart) >= enough and apart[0] > 1 and not np.ptp(apart) else None
 
 
 def next_due(steps: Steps) -> int:

@@ -139,6 +139,38 @@ def test_rows_that_follow_no_rule_are_missed(tmp_path: Path, steps: tuple[int, .
     assert words in found["missing-evidence"].message
 
 
+@pytest.mark.parametrize("every", [3, 4, 7])
+@pytest.mark.parametrize("pace", [1, 20])
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_every_nth_row_that_is_missing(tmp_path: Path, every: int, pace: int, evaluated: bool) -> None:
+    """Every third row of detectron2's was missing, and it was GO: the usual stride was that over a gap.
+
+    A trainer may print an evaluation in place of a row.
+    """
+    lines = []
+    for at in range(1, 61):
+        if at % every:
+            lines.append(f"step {pace * at}: loss {4 - at / 60:.4f}\n")
+        elif evaluated:
+            lines.append(f"step {pace * at}: val loss {4 - at / 60:.4f}\n")
+    write_logs(tmp_path, stdout="".join(lines))
+    pattern = "step {step}: loss {loss}|step {step}: val loss {val_loss}"
+    found = of_run(tmp_path, steps=60 * pace, metrics=TrainerMetrics(stdout=pattern))
+    assert ("missing-evidence" in found) == (not evaluated)
+
+
+@pytest.mark.parametrize("steps", [
+    [n for n in range(1, 400) if n % 20 == 0 or n % 30 == 0],
+    [n for n in range(1, 400) if n % 20 == 0 or n % 50 == 0],
+    [n for n in range(1, 120) if n % 2 == 0 or n % 3 == 0],
+    [1, *range(20, 400, 20), 399],
+])  # fmt: skip
+def test_rows_on_two_grids_miss_nothing(tmp_path: Path, steps: list[int]) -> None:
+    folder = tmp_path / "r"
+    write_csv(folder, [845.0] * len(steps), steps=steps)
+    assert "missing-evidence" not in of_run(folder, steps=steps[-1], metrics=TrainerMetrics(csv="training.csv"))
+
+
 def test_every_other_row_that_is_dropped_late_in_a_run_is_a_warning(tmp_path: Path) -> None:
     """Steps 1, 2, …, 60, 62, 64, …, 100 passed without a word, as those of a trainer that thins out by a rule."""
     folder = tmp_path / "r"

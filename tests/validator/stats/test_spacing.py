@@ -9,7 +9,17 @@ import pytest
 
 from tests.validator.judge.samples import result, series
 from validator.stats.measure import NotMeasured, measure
-from validator.stats.spacing import Thinning, at_even_times, even_rows, joined, late_thinning, next_due, thins_out
+from validator.stats.spacing import (
+    Thinning,
+    at_even_times,
+    even_rows,
+    joined,
+    late_thinning,
+    next_due,
+    on_two_grids,
+    pace_of_regular_gaps,
+    thins_out,
+)
 
 
 def at(steps: Iterable[float]) -> np.ndarray:
@@ -78,6 +88,24 @@ def test_rows_that_were_lost_at_random_follow_none() -> None:
                 left = every[rng.random(len(every)) < share]
                 assert not thins_out(left), left
                 assert not at_even_times(left), left
+
+
+def test_rows_of_a_grid_from_which_some_are_missing_are_on_no_two_grids() -> None:
+    rng = np.random.default_rng(1)
+    for pace in (1, 5, 20):
+        every = np.arange(pace, 60 * pace + 1, pace)
+        for nth in range(2, 12):
+            assert pace_of_regular_gaps(np.diff(every[np.arange(1, 61) % nth > 0])) == (
+                pace if nth > 2 and (pace > 1 or nth < 6) else None
+            ), nth
+            assert nth == 2 or not on_two_grids(every[np.arange(1, 61) % nth > 0]), nth
+        for share in (0.5, 0.7, 0.9, 0.97):
+            for _ in range(100):
+                left = every[rng.random(60) < share]
+                assert not on_two_grids(left) or np.diff(left).max() == pace, left
+                assert pace_of_regular_gaps(np.diff(left)) is None, left
+    assert on_two_grids(at([n for n in range(1, 400) if n % 20 == 0 or n % 30 == 0]))
+    assert on_two_grids(at([n for n in range(400) if (n + 1) % 20 == 0 or (n + 1) % 50 == 0]))
 
 
 @pytest.mark.parametrize(
