@@ -27,6 +27,9 @@ from validator.stats.window import Level, SteadyWindow
 _LASTING = 0.05
 """Share of the window that a level must hold to be more than a passing one."""
 
+_UNEVEN = 0.5
+"""By how much of itself the number of rows from one evaluation to the next may vary, as that of a bar does."""
+
 MICRO_BATCHES = ("accum", "grad_accum", "accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps")
 """Names that trainers give to the micro-batches of a step."""
 
@@ -292,15 +295,17 @@ class RunFacts:
 
 
 def _once_each(validation: Series) -> Series:
-    """The evaluations of a series that repeats each of them at even intervals, once each; else the series itself."""
+    """The evaluations of a series that repeats each of them in row after row, once each; else the series itself.
+
+    One that is the same as the one before shows by how many rows pass until the next change would be due.
+    """
     changed = np.flatnonzero(np.diff(validation.values)) + 1
     between = np.diff(changed)
-    if len(between) < 1 or between.min() < 2 or np.ptp(between) > 1:
+    if len(between) < 1 or between.min() < 2 or np.ptp(between) > max(1.0, _UNEVEN * float(np.median(between))):
         return validation
     every, last = int(np.median(between)), int(changed[-1])
-    rows = np.concatenate(
-        [[max(0, changed[0] - every)], changed, np.arange(last + every, len(validation.values), every)]
-    )
+    late = last + every + (int(_UNEVEN * every) if np.ptp(between) > 1 else 0)
+    rows = np.concatenate([[max(0, changed[0] - every)], changed, np.arange(late, len(validation.values), every)])
     return replace(validation, steps=validation.steps[rows], values=validation.values[rows])
 
 

@@ -110,10 +110,11 @@ KNOWN: tuple[Recipe, ...] = (
         "Lightning progress bar",
         ("it/s", "s/it"),
         r"^(?:Training|Epoch) +{epoch}: +(?:: +)?\d+%\|[^|]*\| (?!0/){step}/{steps_per_epoch} \[{elapsed_s}<"
+        r"(?=(?:[^\]]*?(?<![\w/])val(?:id(?:ation)?)?[_/]loss(?:_epoch)?={val_loss})?)"
         r"(?:(?=[^\]]*?(?<![\w/])(?:reduced_train_loss|train[_/]loss(?:_step)?|loss_step)={loss})"
         r"|[^\]]*?(?<![\w/])loss={loss})",
-        "a `loss` beside the step's own is its running mean, and one behind `val_`, `test_` or `eval_` another; "
-        "`it/s` is a running average and is not used",
+        "a `loss` beside the step's own is its running mean; that of the validation stays in the bar until the next "
+        "one; `it/s` is a running average and is not used",
     ),
     Recipe(
         "Lightning rich progress bar",
@@ -177,7 +178,8 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "detectron2",
         ("total_loss",),
-        r"^\[{timestamp}[^\]]*\].* iter: {step} +total_loss: {loss} (?=(?:.*?\bdata_time: {dt_fetch_s})?).*?lr: {lr}",
+        r"^\[{timestamp}[^\]]*\].* iter: {step} +total_loss: {loss} (?=(?:.*?\bdata_time: {dt_fetch_s})?)"
+        r"(?=(?:.*?\b(?:val(?:idation)?_(?:total_)?loss|total_val_loss): {val_loss})?).*?lr: {lr}",
         "the date gives the time, pauses included; `time` is an average and is not used; `data_time` is the mean of "
         "the last 20 steps",
     ),
@@ -209,14 +211,17 @@ KNOWN: tuple[Recipe, ...] = (
         r"^(?:.{0,20}?(?=\d{4}-\d\d-\d\d[T ]){timestamp}\b.{0,120}?)?\[(?:step|batch)={step}/[\d,]+"
         r"|^\s+(?:Train )?(?:train/CrossEntropyLoss|train/CE loss|loss/train/total)[=:] ?{loss}"
         r"|^\s+optim/total[_ ]grad[_ ]norm={grad_norm}|^\s+throughput/device/TPS={toks_per_s_per_rank}"
-        r"|^\s+throughput/total[_ ]tokens={tokens_seen}",
-        "a block of lines; `tokens_per_second` is a mean over many steps and is not used, the dates are",
+        r"|^\s+throughput/total[_ ]tokens={tokens_seen}"
+        r"|^\s+(?!train/)\S+/(?:CrossEntropyLoss|CE loss)={val_loss}"
+        r"|^\s+Eval (?:metrics/)?(?:\S+/)?(?:LanguageCrossEntropy|CrossEntropy): {val_loss}",
+        "a block of lines; `tokens_per_second` is a mean over many steps and is not used, the dates are; of several "
+        "validations the last one's loss counts",
     ),
     Recipe(
         "NeMo",
         ("reduced_train_loss",),
         r"Training epoch {epoch}, iteration {step}/\d+ \|(?=(?:.*? lr: {lr})?).*? reduced_train_loss: {loss}"
-        r"(?=(?:.*?train_step_timing in s: {step_time_s})?)",
+        r"(?=(?:.*?train_step_timing in s: {step_time_s})?)(?=(?:.*? val_loss: {val_loss})?)",
     ),
     Recipe(
         "fairseq",
@@ -257,7 +262,9 @@ KNOWN: tuple[Recipe, ...] = (
         r".*? time: {step_time_s}(?=(?:.*? data_time: {dt_fetch_s})?)"
         r"(?=(?:.*? grad_norm: {grad_norm})?).*? loss: {loss}"
         r"|^\W{0,3}{timestamp} - .*?Iter ?(?:\(train\) +)?\[ *{step}/ *{steps_total}\].*? time: {step_time_s}"
-        r"(?=(?:.*? data_time: {dt_fetch_s})?)(?=(?:.*? grad_norm: {grad_norm})?).*? loss: {loss}",
+        r"(?=(?:.*? data_time: {dt_fetch_s})?)(?=(?:.*? grad_norm: {grad_norm})?).*? loss: {loss}"
+        r"|(?:Epoch|Iter)\((?:val|train(?=\) +\[\d+\]\[ *\d+\]))\) +(?:\[\d+\])?\[ *\d+(?:/\d+)?\]"
+        r".*?(?<![\w.])(?:val[_/])?loss(?:_val)?: {val_loss}",
         "times and loss are means since the line before",
     ),
     Recipe(
@@ -313,7 +320,8 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "Levanter",
         ("progress on:",),
-        r"Progress on: ?train {step}it/{steps_total}it .*?elapsed:{elapsed_s} .*?(?<!\w)loss={loss}",
+        r"Progress on: ?train {step}it/{steps_total}it .*?elapsed:{elapsed_s} .*?(?<!\w)loss={loss}"
+        r"|:: (?:eval|(?:\S+ )?validation) loss: {val_loss}",
     ),
 )
 """Formats in the order in which they are preferred."""

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from tests.validator.ingest.forms import EPOCH, FORMS, LOSSES, RANKS, ROWS, STEPS, TOKENS, Row, bar
+from validator.diagnose.rule import RunFacts
 from validator.ingest import collect_dir
 from validator.model.columns import contract_values
 from validator.model.metrics import TrainerMetrics
 from validator.model.pattern import line_pattern, parse_number
+from validator.model.plan import RunSpec
 from validator.model.print_formats import Recipe
 from validator.model.recipes import RECIPES, recognize
 from validator.model.result import Result
@@ -87,6 +89,17 @@ EVALUATIONS = {
     "WeNet": "2026-03-04 05:06:07,123 INFO Epoch 0 CV info cv_loss {v}",
     "Marian": "[2026-03-04 05:06:07] [valid] Ep. 1 : Up. {n} : cross-entropy : {v} : new best",
     "build-nanogpt": "validation loss: {v}",
+    "OLMo": "2026-03-04 05:06:07.123\thost:0\tolmo.train:9\tINFO\tv3-ppl-validation\n"
+    "    eval/v3-ppl-validation/books/CrossEntropyLoss=9.123\n    eval/v3-ppl-validation/books/Perplexity=9.1\n"
+    "    eval/v3-ppl-validation/web/CrossEntropyLoss={v}\n    eval/v3-ppl-validation/web/Perplexity=9.1",
+    "OLMo-core": "Finished lm evals in 9.1 seconds. Metrics:\n    web-validation/CE loss={v}\n"
+    "    web-validation/PPL=9.1",
+    "Composer": "[Eval batch=9/9] Eval on eval data:\n\t Eval metrics/eval/LanguageCrossEntropy: {v}\n"
+    "\t Eval metrics/eval/LanguagePerplexity: 9.1",
+    "MMEngine": "03/04 05:06:07 - mmengine - INFO - Epoch(val) [1][9/9]    loss: {v}  acc: 9.1  "
+    "data_time: 0.1  time: 0.1",
+    "Levanter": "2026-03-04T05:06:07 - 0 - levanter.eval - INFO :: eval loss: {v}\n"
+    "2026-03-04T05:06:07 - 0 - levanter.eval - INFO :: books loss: 9.123",
     "PyTorch MNIST example": "Test set: Average loss: {v}, Accuracy: 91/100 (91%)",
 }
 """Lines about an evaluation, by the form in `FORMS` whose trainer prints them: `n` is the step, `v` its loss."""
@@ -127,6 +140,39 @@ def test_the_loss_of_a_validation_is_read_where_it_is_printed(name: str, tmp_pat
     assert found.steps.tolist() == pytest.approx(list(losses), abs=1)
     np.testing.assert_allclose(found.values, list(losses.values()))
     assert result.series["loss"].values.tolist() == pytest.approx(LOSSES, abs=6e-3)
+
+
+CARRIED: dict[str, Callable[[Row, str], str]] = {
+    "Lightning's bar": lambda r, v: bar(
+        r.b,
+        EPOCH,
+        r.c,
+        before=f"Epoch {r.e - 1}: ",
+        behind=f", v_num=9, train_loss={r.x:.3f}{f', val_loss={v}' * bool(v)}",
+    ),
+    "NeMo 2": lambda r, v: (
+        f"Training epoch 0, iteration {r.i - 1}/119 | lr: 3e-05 | global_step: {r.i - 1} | reduced_train_loss: "
+        f"{r.x:.3f} | train_step_timing in s: {r.t:.4f}{f' | val_loss: {v}' * bool(v)}"
+    ),
+    "detectron2": lambda r, v: (
+        f"[{r.at('%m/%d %H:%M:%S')} d2.utils.events]:  eta: 0:00:09  iter: {r.i - 1}  total_loss: {r.x:.4g}  "
+        f"loss_cls: 9.1{f'  validation_loss: {v}' * bool(v)}  time: 0.1  data_time: 0.1  lr: 0.001  max_mem: 99M"
+    ),
+}
+"""Rows that hold the loss of the last evaluation, where there was one."""
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_the_last_evaluation_stays_in_each_row(name: str, tmp_path: Path) -> None:
+    lines, values = [], {at: f"{3.0 - at / 100:.3f}" for at in range(STEPS // 20 + 1)}
+    for row in ROWS:
+        lines.append(CARRIED[name](row, values[row.i // 20] if row.i >= 20 else ""))
+    result = read(lines, tmp_path)
+    assert result.series["loss"].values.tolist() == pytest.approx(LOSSES, abs=6e-3)
+    own = RunSpec(id="r", phase="p", kind="train", launcher="python", argv=(), env={}, out=".", timeout_s=0)
+    (found,) = RunFacts(own, result, None).validations
+    assert found.values.tolist() == [float(values[at]) for at in range(1, STEPS // 20 + 1)]
+    assert found.steps.tolist() == pytest.approx(range(20, STEPS + 1, 20), abs=1)
 
 
 @pytest.mark.parametrize(
