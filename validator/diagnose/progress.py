@@ -20,7 +20,6 @@ _NOTABLE_WAIT_S = 180.0
 _SILENT_S = 2.0
 """Seconds behind the last row, at least, for which a process that only ends does not continue."""
 
-_LAST_WORDS = re.compile(r"last words(?: of (?P<rank>rank \d+))?: (?P<text>.*)", re.DOTALL)
 _LOST_PEER = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer")
 _ERROR = re.compile(r"Error\b|Exception\b|Interrupt\b|\bSIG[A-Z]+\b|[Ff]ail|\bexit(?:ed)?\b")
 
@@ -154,16 +153,19 @@ def left_before_the_others(run: RunFacts) -> Diagnosis | None:
     outcome, samples = run.outcome, run.evidence.samples
     if not run.training or outcome is None or outcome.reason != "exited" or outcome.rc in (0, None):
         return None
-    words = _LAST_WORDS.search(outcome.last.detail or "")
+    words = outcome.last.words
     lost = next((line for line in reversed(run.result.log_tail) if _LOST_PEER.search(line)), None)
     if samples is None or _RANKS not in samples.columns or lost is None or run.evidence.errors:
         return None
-    if words is not None and _ERROR.search(words["text"]) and not _LOST_PEER.search(words["text"]):
+    failed = words is not None and _ERROR.search(words.text) is not None
+    if failed and words is not None and not _LOST_PEER.search(words.text):
         return None
+    if words is None and "last words" in (outcome.last.detail or ""):
+        return None  # an earlier version stored the sentence alone, and whether it is of an exception is not known
     ranks = samples.columns[_RANKS][np.isfinite(samples.columns[_RANKS])]
     if not ranks.size or ranks.max() < 2 or ranks[-1] >= ranks.max() or ranks[-1] < 1:
         return None
-    which = f" ({words['rank']})" if words is not None and words["rank"] and not _ERROR.search(words["text"]) else ""
+    which = f" (rank {words.rank})" if words is not None and words.rank is not None and not failed else ""
     gone = int(ranks.max() - ranks[-1])
     return Diagnosis(
         f"{gone} of {ranks.max():g} ranks{which} ended without an error in its log at about step "

@@ -52,10 +52,10 @@ def nccl_error(run: RunFacts) -> Iterator[Diagnosis]:
         return
     own = [h for h in hits if "Connection closed by peer" not in h.text and "DistNetworkError" not in h.text]
     first = next(iter(run.evidence.errors), None)
-    detail = run.outcome.last.detail if run.outcome is not None else None
+    last = run.outcome.last if run.outcome is not None else None
     culprit = f" Rank {first.rank} failed first: {first.message}" if first else ""
-    if not first and not own and detail and "last words" in detail:
-        culprit = f" The trainer {detail.rstrip('.')}."
+    if not first and not own and last is not None and last.words is not None and last.detail:
+        culprit = f" The trainer {last.detail.rstrip('.')}."
     yield Diagnosis(
         f"Communication between ranks failed.{culprit}",
         confidence="high" if own else "low",

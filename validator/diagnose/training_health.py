@@ -70,19 +70,30 @@ def zero_grad(run: RunFacts) -> Iterator[Diagnosis]:
 
 @rule("zero-grad", "veto", of="run")
 def steps_skipped(run: RunFacts) -> Iterator[Diagnosis]:
-    """The optimizer skips its steps, as DeepSpeed counts them: a veto for nearly all, a warning from a tenth on."""
-    counts = [found for line in run.result.log_tail if (found := _SKIPPED.search(line)) is not None]
-    if not run.training or not counts:
+    """The optimizer skips its steps, as DeepSpeed counts them: a veto for nearly all of the run or of its later half, a
+    warning from a tenth on."""
+    lines = [hit.text for hit in run.hits("skipped_steps")]
+    found = [match for line in lines if (match := _SKIPPED.search(line)) is not None]
+    if not run.training or not found:
         return
-    done, skipped = (int(counts[-1][name]) for name in ("step", "skipped"))
+    counts = [(int(match["step"]), int(match["skipped"])) for match in found]
+    done, skipped = max(counts)
+    half, before = max((count for count in counts if 2 * count[0] <= done), default=(0, 0))
     if done < _SAME_ROWS or skipped < _SKIPPED_SHARE * done:
         return
     nearly_all = skipped >= (1 - _SKIPPED_SHARE) * done
+    late = done - half >= _SAME_ROWS and skipped - before >= (1 - _SKIPPED_SHARE) * (done - half)
     yield Diagnosis(
-        f"The optimizer skipped {skipped:,} of {done:,} steps: "
-        + ("nothing is learned." if nearly_all else "that much of the data is not learned from."),
-        severity="veto" if nearly_all else "warning",
-        because=[evidence(counts[-1][0], run.result.log_path, f"step {done}")],
+        f"The optimizer skipped {skipped:,} of {done:,} steps"
+        + (
+            ": nothing is learned."
+            if nearly_all
+            else f", and {skipped - before:,} of the last {done - half:,}: nothing is learned any more."
+            if late
+            else ": that much of the data is not learned from."
+        ),
+        severity="veto" if nearly_all or late else "warning",
+        because=[evidence(found[counts.index((done, skipped))][0], run.hits("skipped_steps")[0].path, f"step {done}")],
         next_step="Look for gradients of NaN or infinity, which no loss scale mends (OVERFLOW in the log); train in "
         "bf16, or lower initial_scale_power where the scale only begins too high.",
     )

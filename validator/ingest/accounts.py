@@ -180,8 +180,9 @@ HITS = 5
 REPEATED = frozenset({"nan_row"})
 """Kinds that count by how often they come: the same text is kept again."""
 
-MANY = {"eta": 500}
-"""Lines kept of kinds of which a late one counts: the end that is promised while a model compiles is far away."""
+MANY = {"eta": 500, "skipped_steps": 2000}
+"""Lines kept of kinds of which a late one counts: the end that is promised while a model compiles is far away, and what
+an optimizer skipped is counted to the end."""
 
 LOOKS = 2000
 """Lines with a word that are matched against the pattern, for each word and file."""
@@ -259,6 +260,7 @@ SIGNS: Mapping[str, Sign] = {
         r"(?i:\bETA\b|\bremaining\b|time left)[^\n]{0,40}?\d",
         r"\d\s?(?:h|hours|days?)\b[^\n]{0,12}\bfor [\d,]+ steps",
     ),
+    "skipped_steps": _sign("skipped=", r"\bstep=\d{1,12}, skipped=\d{1,12}"),
     "speedup": _sign(
         "speedup|speed-up|faster",
         rf"{_FACTOR}\s?(?:x|×)\s{{0,2}}(?i:speed-?up|faster)",

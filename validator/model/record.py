@@ -28,6 +28,16 @@ of it answered no more.
 """
 
 
+class LastWords(Frozen):
+    """What the rank that failed first said at its end: its exception or, without one, the last line of its log."""
+
+    text: str
+    rank: int | None = Field(None, description="None where the log of no rank, or of all of them, says it.")
+
+    def __str__(self) -> str:
+        return f"last words{'' if self.rank is None else f' of rank {self.rank}'}: {self.text}"
+
+
 class Attempt(Frozen):
     """One start of a run's process tree, and how it ended."""
 
@@ -39,6 +49,7 @@ class Attempt(Frozen):
     rc: int | None = Field(description="Exit code; negative is the signal that ended it; None when it never started.")
     reason: Reason
     detail: str | None = Field(None, description="A sentence for people: what ended it.")
+    words: LastWords | None = Field(None, description="Of an attempt that failed; None where nothing was said.")
     killed: tuple[int, ...] = Field((), description="Descendants that had to be killed.")
     disk_full: bool = Field(False, description="Whether it failed because a disk had no room.")
     code: dict[str, str] = Field(

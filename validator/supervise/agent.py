@@ -30,7 +30,7 @@ from validator.supervise.dump import StallEvidence, last_stacks, remove_pipes, s
 from validator.supervise.guardian import Guardian
 from validator.supervise.head import GrownFiles, Head
 from validator.supervise.launch import Launch, free_port, run_environment, start
-from validator.supervise.outcome_text import describe_exit, is_full, says_no_room
+from validator.supervise.outcome_text import describe_exit, is_full, says_no_room, words_of
 from validator.supervise.termination import Grace, ProcessTree, Stopped, clear_leftovers, stop
 from validator.supervise.wait import CancelToken, Waiter, cancel_on_signals
 from validator.system.nvml import Gpus
@@ -150,7 +150,7 @@ class Agent:
         failed = ended == "exited" and rc != 0
         detail = self._why if ended == "stopped" else None
         if failed:
-            detail = f"{describe_exit(rc, out=self._out, step=None)}{self._no_room()}"
+            detail = f"{describe_exit(rc, words=words_of(rc, out=self._out), step=None)}{self._no_room()}"
         record = self._record(
             ended,
             detail=detail,

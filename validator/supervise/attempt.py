@@ -22,7 +22,7 @@ from validator.supervise.guardian import Guardian
 from validator.supervise.launch import Launch, Place, prepare, prepare_step, start
 from validator.supervise.monitor import ArrivalStamps, Look, Monitor, Progress
 from validator.supervise.nodes import how_it_failed, on_a_full_disk, saved_on_nodes
-from validator.supervise.outcome_text import describe_exit, is_full, says_no_room, says_port_in_use
+from validator.supervise.outcome_text import describe_exit, is_full, says_no_room, says_port_in_use, words_of
 from validator.supervise.termination import Grace, ProcessTree, Stopped, await_exit, clear_leftovers, stop
 from validator.supervise.wait import CancelToken, Waiter
 from validator.supervise.watch import HALT_FILE, named_anomaly, write_halt
@@ -327,7 +327,8 @@ def _ended(
     killed_by_kernel = oom_kills() - running.oom_kills_before if rc != 0 else 0
     # What nodes report is older than their end.
     step = None if running.spec.groups and rc == 0 else look.progress.step
-    exited = describe_exit(rc, out=out, step=step, oom_kills=killed_by_kernel)
+    words = words_of(rc, out=out)
+    exited = describe_exit(rc, words=words, step=step, oom_kills=killed_by_kernel)
     detail = exited if ending is None else ending.detail
     across = running.spec.groups and reason in ("exited", "at_steps")
     place = running.context.place
@@ -359,6 +360,7 @@ def _ended(
         rc=rc,
         reason=reason,
         detail=running.context.redact(detail),
+        words=words and words.model_copy(update={"text": running.context.redact(words.text)}),
         killed=stopped.killed,
         disk_full=no_room or (rc != 0 and (says_no_room(out) or on_a_full_disk(out))),
         code={running.context.redact(name): digest for name, digest in running.launch.code.items()},

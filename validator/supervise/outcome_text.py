@@ -12,6 +12,7 @@ from pathlib import Path
 
 from validator.documents import parse_json
 from validator.files import open_file, reading_below
+from validator.model.record import LastWords
 
 _TAIL_BYTES = 65536
 _RECORD_BYTES = 1 << 20
@@ -55,7 +56,7 @@ _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b")
 _PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
-def describe_exit(rc: int, *, out: Path, step: int | None, oom_kills: int = 0) -> str:
+def describe_exit(rc: int, *, words: LastWords | None, step: int | None, oom_kills: int = 0) -> str:
     """`exited with code 1 after 5 steps: last words of rank 0: …`; a signal is called by its name."""
     after = "" if step is None else f" after {step} step{'' if step == 1 else 's'}"
     if rc < 0:
@@ -68,45 +69,45 @@ def describe_exit(rc: int, *, out: Path, step: int | None, oom_kills: int = 0) -
         text = f"exited with code {rc}{after}"
     if oom_kills:
         text += f"; the kernel ended {oom_kills} process{'' if oom_kills == 1 else 'es'} of this machine to free memory"
-    words = None
+    return text if words is None else f"{text}: {words}"
+
+
+def words_of(rc: int, *, out: Path) -> LastWords | None:
+    """The last words of a run that failed; None where it did not, or said nothing."""
     if rc != 0:
         with suppress(OSError), reading_below(out):
-            words = last_words(out)
-    return f"{text}: {words}" if words else text
+            return last_words(out)
+    return None
 
 
-def last_words(out: Path) -> str | None:
+def last_words(out: Path) -> LastWords | None:
     """The exception of the rank that failed first: from torchrun's error record, else from the end of a log.
 
     Prefixes of launchers and loggers are left out, and what only says that another process failed comes last.
     """
     recorded = _first_error(out)
     if recorded is not None and not _SECONDARY.search(recorded[1]):
-        return f"last words of rank {recorded[0]}: {recorded[1]}"
-    found: list[tuple[bool, str]] = []
-    endings: dict[int | None, str] = {}
+        return LastWords(rank=recorded[0], text=recorded[1])
+    found: list[tuple[bool, LastWords]] = []
+    endings: dict[int | None, LastWords] = {}
     for who, path in _logs(out):
         lines = [_unprefixed(line) for line in tail_of(path).splitlines() if line.strip()]
         error = _exception(lines)
         if error is not None:
             rank = who if error[0] is None else error[0]
-            found.append((bool(_SECONDARY.search(error[1])), f"last words{_of(rank)}: {_clean(error[1])}"))
+            found.append((bool(_SECONDARY.search(error[1])), LastWords(rank=rank, text=_clean(error[1]))))
         elif who not in endings:
             last = next((text for _, text in reversed(lines) if not _EMPTY_WORDS.match(text.strip())), None)
             if last is not None:
-                endings[who] = f"last words{_of(who)}: {_clean(last)}"
+                endings[who] = LastWords(rank=who, text=_clean(last))
     if recorded is not None:
-        found.append((True, f"last words of rank {recorded[0]}: {recorded[1]}"))
+        found.append((True, LastWords(rank=recorded[0], text=recorded[1])))
     found.sort(key=lambda one: one[0])  # stable: ranks in order, then the launcher
     if found and not found[0][0]:
         return found[0][1]
     # A rank that ends with a sentence, as for a wrong argument, has no exception; its launcher has one for it.
     ending = endings.pop(None, None) or (next(iter(endings.values()), None) if found else None)
     return ending or (found[0][1] if found else None)
-
-
-def _of(rank: int | None) -> str:
-    return "" if rank is None else f" of rank {rank}"
 
 
 def _unprefixed(line: str) -> tuple[int | None, str]:

@@ -10,6 +10,7 @@ from tests.validator.diagnose.cases import healthy, of_run, run_of, validation
 from tests.validator.ingest.folders import START_S, outcome, write_csv, write_logs
 from validator.diagnose import diagnose_run
 from validator.judge import judge_phase
+from validator.model.record import LastWords
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,8 @@ def test_a_rank_that_leaves_with_code_0_is_why_the_others_fail(tmp_path: Path, w
     folder = healthy(tmp_path / "r")
     write_logs(folder, stderr="RuntimeError: Read error [127.0.0.1]: Connection reset by peer.\n", rank=0)
     (folder / "logs/telemetry.csv").write_text(f"ts,host_run_ranks\n{START_S + 5},2\n{START_S + 9},1\n")
-    ended = outcome(rc=1, detail=f"exited with code 1 after 60 steps: last words of rank 1: {words}")
+    said = LastWords(rank=1, text=words)
+    ended = outcome(rc=1, detail=f"exited with code 1 after 60 steps: {said}", words=said)
     found = of_run(folder, ended=ended, steps=100)
     assert {"rank-left", "crashed"} & found.keys() == {code}
     if code == "rank-left":

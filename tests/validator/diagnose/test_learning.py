@@ -114,10 +114,17 @@ def test_dead_parameter(tmp_path: Path) -> None:
     assert of_run(healthy(tmp_path / "s", env={"dead_parameters": []})) == {}
 
 
-@pytest.mark.parametrize(("skipped", "severity"), [(250, "veto"), (240, "veto"), (60, "warning"), (6, None)])
-def test_steps_that_the_optimizer_skips(tmp_path: Path, skipped: int, severity: str | None) -> None:
-    """A DeepSpeed run that skipped each of its 250 steps and prints no loss was GO."""
-    folder = healthy(tmp_path / "r")
-    write_logs(folder, stdout=f"[logging.py:96:log_dist] [Rank 0] step=250, skipped={skipped}, lr=[0.001]\n", rank=0)
+@pytest.mark.parametrize(
+    ("first", "every", "severity"),
+    [(1, 1, "veto"), (11, 1, "veto"), (126, 1, "veto"), (1, 4, "warning"), (241, 1, None), (126, 3, "warning")],
+    ids=["all", "nearly all", "the later half", "a quarter", "a few", "a third of the later half"],
+)
+def test_steps_that_the_optimizer_skips(tmp_path: Path, first: int, every: int, severity: str | None) -> None:
+    """A DeepSpeed run that skipped each of its 250 steps and prints no loss was GO; the end of a log may be silent."""
+    folder, lines = healthy(tmp_path / "r"), []
+    for step in range(10, 251, 10):
+        skipped = len(range(first, step + 1, every))
+        lines.append(f"[logging.py:96:log_dist] [Rank 0] step={step}, skipped={skipped}, lr=[0.001]\n")
+    write_logs(folder, stdout="".join(lines) + "saving\n" * 60, rank=0)
     found = of_run(folder).get("zero-grad")
     assert (found.severity if found is not None else None) == severity

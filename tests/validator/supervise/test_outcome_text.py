@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from validator.supervise.outcome_text import describe_exit, last_words
+from validator.supervise.outcome_text import describe_exit, last_words, words_of
 
 FRAMES = ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>', "    step(batch)"]
 SUMMARY = [
@@ -28,7 +28,12 @@ CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
 def said(tmp_path: Path, lines: list[str], name: str = "stderr.log") -> str | None:
     (tmp_path / "logs").mkdir(exist_ok=True)
     (tmp_path / "logs" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return last_words(tmp_path)
+    found = last_words(tmp_path)
+    return None if found is None else str(found)
+
+
+def described(tmp_path: Path) -> str:
+    return describe_exit(1, words=words_of(1, out=tmp_path), step=None)
 
 
 FORKED = "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 2"
@@ -85,9 +90,9 @@ def test_an_exception_on_standard_output_is_found_as_well(tmp_path: Path) -> Non
 def test_what_says_nothing_is_not_said_twice(tmp_path: Path, empty: str) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "stderr.log").write_text(f"cannot open the tokenizer\n{empty}\n", encoding="utf-8")
-    assert describe_exit(1, out=tmp_path, step=None) == "exited with code 1: last words: cannot open the tokenizer"
+    assert described(tmp_path) == "exited with code 1: last words: cannot open the tokenizer"
     (tmp_path / "logs" / "stderr.log").write_text(f"{empty}\n", encoding="utf-8")
-    assert describe_exit(1, out=tmp_path, step=None) == "exited with code 1"
+    assert described(tmp_path) == "exited with code 1"
 
 
 def test_a_record_that_only_names_the_exit_code_gives_way_to_the_log(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_a_record_that_only_names_the_exit_code_gives_way_to_the_log(tmp_path: P
     record = {"message": {"message": "SystemExit: 1", "extraInfo": {"timestamp": "10"}}}
     (rank(0) / "error.json").write_text(json.dumps(record), encoding="utf-8")
     (rank(0) / "stderr.log").write_text("\n".join([*FRAMES, "OSError: no such shard"]) + "\n", encoding="utf-8")
-    assert last_words(tmp_path) == "last words of rank 0: OSError: no such shard"
+    assert str(last_words(tmp_path)) == "last words of rank 0: OSError: no such shard"
 
 
 def test_a_rank_that_ended_with_a_sentence_is_heard_before_the_exception_of_its_launcher(tmp_path: Path) -> None:
@@ -106,11 +111,11 @@ def test_a_rank_that_ended_with_a_sentence_is_heard_before_the_exception_of_its_
     said = "nsa.train: data=text (--data): expected synthetic | local"
     (rank / "stderr.log").write_text(f"{said}\n", encoding="utf-8")
     (tmp_path / "logs/stderr.log").write_text("\n".join([*FRAMES, FORKED]) + "\n", encoding="utf-8")
-    assert last_words(tmp_path) == f"last words of rank 0: {said}"
+    assert str(last_words(tmp_path)) == f"last words of rank 0: {said}"
     (rank / "stderr.log").write_text("\n".join([*FRAMES, "ValueError: no such shard"]) + "\n", encoding="utf-8")
-    assert last_words(tmp_path) == "last words of rank 0: ValueError: no such shard"
+    assert str(last_words(tmp_path)) == "last words of rank 0: ValueError: no such shard"
     (rank / "stderr.log").write_text("", encoding="utf-8")
-    assert last_words(tmp_path) == f"last words: {FORKED}"
+    assert str(last_words(tmp_path)) == f"last words: {FORKED}"
 
 
 def test_a_rank_of_a_thousand_digits_names_no_rank(tmp_path: Path) -> None:
@@ -118,13 +123,13 @@ def test_a_rank_of_a_thousand_digits_names_no_rank(tmp_path: Path) -> None:
     for prefix in ("[rank{}]: ", "{}: ", "[1,{}]<stderr>: "):
         (tmp_path / "logs").mkdir(exist_ok=True)
         (tmp_path / "logs/stderr.log").write_text(prefix.format("9" * 5000) + "RuntimeError: boom\n")
-        assert "exited with code 1" in describe_exit(1, out=tmp_path, step=None)
+        assert "exited with code 1" in described(tmp_path)
         (tmp_path / "logs/stderr.log").write_text(prefix.format("7") + "RuntimeError: boom\n")
-        assert describe_exit(1, out=tmp_path, step=None).endswith("last words of rank 7: RuntimeError: boom")
+        assert described(tmp_path).endswith("last words of rank 7: RuntimeError: boom")
 
 
 def test_a_folder_called_after_a_sign_that_is_no_number_is_no_rank(tmp_path: Path) -> None:
     for rank in ("²", "3"):
         (tmp_path / "logs/ranks/x/attempt_0" / rank).mkdir(parents=True)
         (tmp_path / "logs/ranks/x/attempt_0" / rank / "stderr.log").write_text(f"RuntimeError: of {rank}\n")
-    assert describe_exit(1, out=tmp_path, step=None).endswith("last words of rank 3: RuntimeError: of 3")
+    assert described(tmp_path).endswith("last words of rank 3: RuntimeError: of 3")
