@@ -27,7 +27,7 @@ from validator.text import format_change, format_interval, format_number, format
 MAX_TILES = 8
 """Two rows of four: more is a table, and the page has one."""
 
-_PER_RANK = "toks_per_s_per_rank"
+_PER_RANK, _DRIFT = "toks_per_s_per_rank", "rate.drift_pct"
 
 _SETTINGS = "Chosen settings"
 
@@ -249,6 +249,8 @@ def _of_scalars(name: str, several: Sequence[Mapping[str, ScalarValue]]) -> _Mea
     if not found or len(values) != len(several):
         return None
     interval = (found[0].ci_low, found[0].ci_high) if len(found) == 1 else (None, None)
+    if name == _DRIFT and interval == (None, None) and len(found) == 1:
+        return None  # the run is too short to say, and the value alone would
     return _mean(values), found[0].unit, *interval
 
 
@@ -306,7 +308,7 @@ def _bound_text(verdict: Verdict) -> str:
 
 def _spark(one: _Candidate, charts: ChartData) -> Spark | None:
     """The series behind a value, from the first of the phase's runs that has it."""
-    metric = "toks_per_s" if one.name in (_PER_RANK, "rate.drift_pct") else one.name.split(".")[0]
+    metric = "toks_per_s" if one.name in (_PER_RANK, _DRIFT) else one.name.split(".")[0]
     bound = one.verdict.bound if one.verdict is not None and one.name == metric else None
     for run in one.phase.measured:
         drawn = charts.runs.get(run.id)

@@ -41,6 +41,9 @@ _READINGS = 6
 _MOST_OFF = math.log(10.0)
 """Beyond which an error of a drift, as a logarithm, says nothing more."""
 
+_SAYS_NOTHING = 2.0
+"""Times the observed rate, or the part of it, to which an interval reaches that says nothing of a drift."""
+
 _MEMORY = ("gpu_mem_alloc_mib", "host_mem_mib")
 
 
@@ -57,7 +60,8 @@ def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
     """`rate.drift_pct`: the rate of the window's last third against its first, in percent.
 
     The interval is Student's t on the pooled scatter within these two thirds, widened for autocorrelation; the readings
-    are the changes between any two sixths. None when there are too few rows, or when rates are so absurd that their
+    are the changes between any two sixths. Where it reaches half or twice the rate, the run is too short to say how the
+    rate drifts, and no interval is stated. None when there are too few rows, or when rates are so absurd that their
     means leave the range of floats.
     """
     rate = None if rate is None else rate.evened()
@@ -89,8 +93,18 @@ def rate_drift(rate: Windowed | None) -> DerivedScalar | None:
     estimate = Estimate(drift_pct, replicates, reach)
     low, high = estimate.interval() or (drift_pct, drift_pct)
     note = "last third of the window against its first"
+    if _spans(low, high, drift_pct) > _SAYS_NOTHING:
+        why = f"the run is too short to say how its rate drifts: {n} rows that vary and correlate this much"
+        value = ScalarValue(value=drift_pct, unit="%", source=rate.source, note=f"{note}; {why}")
+        return DerivedScalar("rate.drift_pct", value, Estimate(drift_pct, None, reach, unknown=why))
     value = ScalarValue(value=drift_pct, unit="%", source=rate.source, ci_low=low, ci_high=high, note=note)
     return DerivedScalar("rate.drift_pct", value, estimate)
+
+
+def _spans(low_pct: float, high_pct: float, drift_pct: float) -> float:
+    """How many times higher, or lower, than the observed rate one end of the interval of a drift is."""
+    at = 100.0 + drift_pct
+    return max((100.0 + high_pct) / at, at / max(100.0 + low_pct, 1e-9 * at))
 
 
 def _wider(replicates: Floats, point: float, by: float) -> Floats:

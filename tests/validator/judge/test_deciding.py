@@ -60,6 +60,14 @@ def test_what_every_part_decides_shows_no_interval_that_holds_the_bound() -> Non
     assert found.message.startswith("117.5 tok/s [105.5, 129.5] is at least 80 tok/s")
 
 
+def test_a_soak_that_is_too_short_for_a_drift_says_so() -> None:
+    """A soak of 8 s had a drift with an interval of 1.1 to 927 %, and the advice to run somewhat longer."""
+    times = np.exp(0.1 * np.cumsum(np.random.default_rng(3).standard_normal(48)))
+    found = verdict(_judged(times, "abs(rate.drift_pct) <= 1 %"), "1")
+    assert (found.status, found.ci_low, found.ci_high) == ("INCONCLUSIVE", None, None)
+    assert "too short to say how its rate drifts" in found.message
+
+
 def test_a_rising_rate_passes_a_bound_that_its_slowest_part_clears() -> None:
     report = _judged(1 / np.linspace(144.16, 180.35, 300), "toks_per_s.mean >= 1000", tokens=100.0)
     assert _statuses(report) == ["PASS"]

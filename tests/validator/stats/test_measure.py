@@ -185,13 +185,22 @@ def test_drift_interval_covers_no_drift() -> None:
     assert covered >= 88
 
 
-def test_a_drift_of_few_uneven_rows_is_that_of_a_rate() -> None:
-    """Rows that alternate between two levels gave -15.76 % [-847, 1.3e11]."""
+def test_a_run_that_is_too_short_for_a_drift_states_no_interval() -> None:
+    """Rows that alternate between two levels gave -15.76 % [-847, 1.3e11], and a soak of 8 s one of 1.1 to 927 %."""
     times = np.resize([1.0, 2.2], 12) * (1 + 0.05 * np.sin(np.arange(12)))
-    drift = measure(result(times=times), warmup_steps=0).scalars["rate.drift_pct"]
-    assert drift.ci_low is not None
-    assert drift.ci_high is not None
-    assert -100 < drift.ci_low < drift.value < drift.ci_high < 1000
+    found = measure(result(times=times), warmup_steps=0)
+    drift = found.scalars["rate.drift_pct"]
+    assert (drift.ci_low, drift.ci_high) == (None, None)
+    assert "too short to say how its rate drifts" in drift.note
+    estimate = found.derived["rate.drift_pct"]
+    assert (estimate.exact, estimate.interval()) == (False, None)
+    assert estimate.reach[0] < 0 < estimate.reach[1]
+
+
+@pytest.mark.parametrize("rows", [9, 12, 24])
+def test_a_short_run_that_is_steady_states_the_interval_of_its_drift(rows: int) -> None:
+    drift = measure(result(times=ar1(rows, phi=0.0, cv=0.01)), warmup_steps=0).scalars["rate.drift_pct"]
+    assert -25 < drift.ci_low < drift.ci_high < 25
 
 
 def test_memory_growth_is_a_trend_and_not_a_spike() -> None:
