@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from validator.diagnose.rule import MICRO_BATCHES, Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
+from validator.model.arguments import stated_tokens
 from validator.model.result import LogHit
 from validator.stats.clock import HEARTBEAT, Claim, best_reading, claims, clock_for, step_ends, timestamps
 from validator.text import format_duration, format_number, format_percent
@@ -199,15 +200,16 @@ def _rate_counts_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
 
 
 def _counted_tokens(run: RunFacts) -> tuple[float, str] | None:
-    """The tokens that the trainer counts in a step, and in which series; None unless each step has as many, since those
-    that are not padding vary, and a rate may count padding too."""
+    """The tokens that the trainer counts in a step, and in which series, or what the config that it lists gives; None
+    unless each step has as many, since those that are not padding vary, and a rate may count padding too."""
     counted, seen = run.series("tokens_per_step"), run.series("tokens_seen")
     if counted is not None:
         found, name = counted.values, "tokens_per_step"
     elif seen is not None:
         found, name = np.diff(seen.values) / np.diff(seen.steps), "tokens_seen"
     else:
-        return None
+        given = stated_tokens(run.evidence.printed_config)
+        return (float(given.tokens), given.text) if given is not None and given.exact else None
     usual = float(np.median(found)) if found.size >= 3 else 0.0
     return (usual, name) if usual > 0 and np.isclose(found, usual, rtol=1e-3).all() else None
 

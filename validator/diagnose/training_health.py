@@ -227,7 +227,10 @@ def _vocabularies(run: RunFacts) -> list[float]:
     """Tokens in use by the tokenizer, and by the model, which may be padded."""
     tokenizer = run.environment.get("tokenizer")
     own = as_number(tokenizer.get("vocab_size")) if isinstance(tokenizer, dict) else None
-    return [v for v in (own, run.number("vocab_size", "padded_vocab_size", "n_vocab")) if v is not None and v > 1]
+    printed = as_number(run.evidence.printed_config.get("vocab_size"))
+    return [
+        v for v in (own, printed, run.number("vocab_size", "padded_vocab_size", "n_vocab")) if v is not None and v > 1
+    ]
 
 
 @rule("dead-parameter", "warning", of="run")

@@ -13,7 +13,7 @@ from validator.model.catalogue import METRICS
 from validator.model.settings import flat_name
 from validator.stats.clock import FITS, OWN_WORD
 from validator.stats.means import fell
-from validator.text import listed
+from validator.text import listed, plural
 
 _FALLING_ROWS = 20
 """Rows of a series from which it may be taken for a loss because it falls."""
@@ -37,9 +37,13 @@ def config_unknown(run: RunFacts) -> Iterator[Diagnosis]:
     unknown = f"so whether the settings were obeyed is not known{f': {named}' if named else ''}"
     if run.obeyed:
         unknown = f"but {obeyed_text(run.obeyed)}; whether it obeys {named or 'the others'} is not known"
+    config = run.evidence.printed_config
+    listed_only = (
+        f" It lists {plural(len(config), 'setting')} before its first step: what it was given." if config else ""
+    )
     to_show = listed([key for key in left if may_show_at_first(key) and not is_seed(key)], most=_NAMED) or "settings"
     yield Diagnosis(
-        f"The trainer does not write its effective config, {unknown}.",
+        f"The trainer does not write its effective config, {unknown}.{listed_only}",
         because=[evidence("no `effective` in the trainer's environment file")],
         next_step="Let the trainer write env.json with `requested` and `effective` (docs/trainer-contract.md) and "
         f"name it in trainer.metrics.env; or let a phase of kind settings show by effect that it obeys {to_show} "
@@ -111,7 +115,10 @@ def level_unverified(run: RunFacts) -> Iterator[Diagnosis]:
     word = by_own_word(run.record) if run.timed else None
     if word is None:
         return
-    stated = stated_tokens({**settings_in(run.spec.argv), **run.requested}, ranks=run.world_size)
+    given = {**settings_in(run.spec.argv), **run.requested}
+    stated = stated_tokens(given, ranks=run.world_size) or stated_tokens(
+        run.evidence.printed_config, ranks=run.world_size
+    )
     beyond = stated is not None and stated.exact and word.usual > FITS[1] * stated.tokens
     meant = f"{word.usual:,.0f} tokens a step"
     said = "At the pace at which its lines arrive"

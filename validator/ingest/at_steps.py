@@ -36,7 +36,9 @@ def asked_of(state: ResultBuilder, done: float | None) -> Asked:
     first = min((int(steps[0]) for steps in core), default=0)
     stride = max((int(steps[1] - steps[0]) for steps in core), default=1)
     end = steps_before(first, stride, warmup_steps=state.warmup_steps) + state.ended_at
-    return Asked(min(done, float(end)), end - (1 if done > highest else 0))
+    # A trainer that came to its own end there wrote its last row, and the evaluation behind it, whatever that counts.
+    own_end = state.ends_there_itself and state.outcome is not None and state.outcome.exited_well
+    return Asked(min(done, float(end)), end - (1 if done > highest and not own_end else 0))
 
 
 def cut_behind(state: ResultBuilder, last: int | None) -> None:

@@ -189,6 +189,7 @@ class ResultBuilder:
     texts: tuple[Path, ...] | None = None
     tokens_declared: int | None = None
     ended_at: int | None = None
+    ends_there_itself: bool = False
     series: dict[str, Series] = field(default_factory=dict)
     rank_series: dict[int, dict[str, Series]] = field(default_factory=dict)
     heartbeats: dict[int, Heartbeat] = field(default_factory=dict)

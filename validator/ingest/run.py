@@ -16,7 +16,7 @@ from validator.ingest.nodes import read_nodes, slowest_group
 from validator.ingest.other_programs import log_folders, read_other_programs
 from validator.ingest.read_log import ReadLog, printable
 from validator.ingest.result_builder import ResultBuilder
-from validator.ingest.stated import stated_settings
+from validator.ingest.stated import printed_config, stated_settings
 from validator.ingest.training import read_training
 from validator.model.counters import Counted
 from validator.model.nodes import failed
@@ -62,6 +62,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         outcome=outcome,
         tokens_declared=spec.tokens_per_step,
         ended_at=spec.ended_at,
+        ends_there_itself=spec.ends_there_itself,
     )
     state.evidence.pause_every = spec.pause_every
     if outcome is not None:
@@ -86,10 +87,9 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         files = tuple(f for f in (found.main, found.rank_err.get(0)) if f is not None)
         state.evidence.log_contains = logs.find_texts(files, spec.log_contains, state.read_log)
     if spec.trains and not state.effective:
-        names = given_numbers(spec.argv).keys()
-        state.evidence.stated = stated_settings(
-            (*found.printed, *found.logged[:1]), names, state.evidence.places, state.read_log
-        )
+        names, logs_read = given_numbers(spec.argv).keys(), (*found.printed, *found.logged[:1])
+        state.evidence.stated = stated_settings(logs_read, names, state.evidence.places, state.read_log)
+        state.evidence.printed_config = printed_config(logs_read, state.evidence.places, state.read_log)
     _read_trouble(state, found)
     return _result(state, found)
 

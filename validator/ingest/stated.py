@@ -33,15 +33,33 @@ def stated_settings(
     patterns = {name: _pattern(name) for name in names}
     any_name = re.compile("|".join(one.pattern for one in patterns.values()), re.IGNORECASE) if patterns else None
     for path in paths if any_name is not None else ():
-        own = places is not None and places.path == read_log.name(path) and len(places.lines) > 0
-        last = int(places.lines[0]) if own and places is not None else _MAX_LINES
-        for number, line in _head(path, last):
+        for number, line in _before_first_step(path, places, read_log):
             if any_name is None or any_name.search(line) is None:
                 continue
             for name, pattern in patterns.items():
                 for match in pattern.finditer(line):
                     found[name] = StatedSetting(name, match[1], read_log.name(path), number, printable(line.strip()))
     return tuple(found.values())
+
+
+_PRINTED_CONFIG = re.compile(r"^(?:[IWE]\d{4} [^\]]*\] )?Config param (\w{1,80}): (\S.{0,200})$")
+"""The lines in which MaxText lists its config as it uses it, defaults included."""
+
+
+def printed_config(paths: Sequence[Path], places: PrintedPlaces | None, read_log: ReadLog) -> dict[str, str]:
+    """The config that a trainer lists before its first step, a line each, by name; the last line of a name counts."""
+    found: dict[str, str] = {}
+    for path in paths:
+        for _, line in _before_first_step(path, places, read_log):
+            match = _PRINTED_CONFIG.match(line.rstrip())
+            if match is not None:
+                found[match[1]] = printable(match[2])
+    return found
+
+
+def _before_first_step(path: Path, places: PrintedPlaces | None, read_log: ReadLog) -> Iterator[tuple[int, str]]:
+    own = places is not None and places.path == read_log.name(path) and len(places.lines) > 0
+    return _head(path, int(places.lines[0]) if own and places is not None else _MAX_LINES)
 
 
 def _pattern(name: str) -> re.Pattern[str]:

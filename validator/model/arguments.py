@@ -85,7 +85,7 @@ _BATCH = re.compile(
     r"(?:(?:per_device|device|local|micro|global)_)?(?:train_)?(?:batch_size|batchsize|bsz|bs|batch)|ims_per_batch"
 )
 _LENGTH = re.compile(
-    r"(?:max_)?(?:seq|sequence|context)_?(?:len|length)|seqlen|block_size|ctx_len|n_ctx|context_window|max_length"
+    r"(?:max_)?(?:seq|sequence|context|target)_?(?:len|length)|seqlen|block_size|ctx_len|n_ctx|context_window|max_length"
 )
 _ACCUMULATION = re.compile(r"(?:gradient_|grad_)?(?:accum|accumulation)(?:_steps)?|accumulate_grad_batches")
 
@@ -107,7 +107,7 @@ def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTo
         [
             (name, int(text))
             for name, flat in named.items()
-            if form.fullmatch(flat) and (text := str(settings[name])).isdecimal() and int(text) > 0
+            if form.fullmatch(flat) and (text := str(settings[name]).removesuffix(".0")).isdecimal() and int(text) > 0
         ]
         for form in (_BATCH, _LENGTH, _ACCUMULATION)
     )
@@ -117,7 +117,7 @@ def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTo
     factors = [*batch, *length]
     whole = "global" in batch[0][0]
     if not whole:
-        factors += [*accumulation, *([("ranks", ranks)] if ranks > 1 else [])]
+        factors += [*(one for one in accumulation if one[1] > 1), *([("ranks", ranks)] if ranks > 1 else [])]
     text = " × ".join(f"{name.rpartition('.')[2]} {count:,}" for name, count in factors)
     return StatedTokens(math.prod(count for _, count in factors), text, exact=whole or len(factors) == 2)
 

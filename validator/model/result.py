@@ -339,6 +339,8 @@ class RunEvidence:
         node_rates: node to its steps per second over all measured steps, where each node trained alone: one that is
             slow now and then is slow.
         stated: settings of the command as the trainer printed them before its first step, where it reports no config.
+        printed_config: the config that the trainer lists before its first step, by name, as it prints it: what it was
+            given and its defaults, where it reports no config.
         own: what only the kind of the run reads; `JudgedRun.own` gives it back to the kind by its class.
     """
 
@@ -372,6 +374,7 @@ class RunEvidence:
     nodes: tuple[NodeRecord, ...] = ()
     node_rates: Mapping[str, float] = field(default_factory=dict)
     stated: tuple[StatedSetting, ...] = ()
+    printed_config: Mapping[str, str] = field(default_factory=dict)
     own: object = None
 
 

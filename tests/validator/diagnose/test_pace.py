@@ -214,3 +214,32 @@ def test_a_rate_above_what_the_trainer_counts_in_a_step(
     maxtext = next(one.pattern for one in RECIPES if one.name == "MaxText")
     shown = of_run(tmp_path, steps=60, metrics=TrainerMetrics(stdout=maxtext), nproc=ranks)
     assert ("unit-mismatch" in shown) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "factor", "found"),
+    [
+        ({"per_device_batch_size": "4.0", "max_target_length": "128"}, 1, False),
+        ({"per_device_batch_size": "4.0", "max_target_length": "128"}, 10, True),
+        ({"per_device_batch_size": "0.5", "max_target_length": "128"}, 10, False),
+        ({"per_device_batch_size": "4.0", "max_target_length": "128", "gradient_accumulation_steps": "1"}, 10, True),
+        ({"per_device_batch_size": "4.0", "max_target_length": "128", "gradient_accumulation_steps": "8"}, 10, False),
+        ({}, 10, False),
+    ],
+)
+def test_a_rate_above_what_the_config_that_is_listed_gives(
+    tmp_path: Path, config: dict[str, str], factor: int, found: bool
+) -> None:
+    """MaxText lists its config, defaults included, and without total_weights a rate ten times too high was GO."""
+    lines = [f"Config param {name}: {value}\n" for name, value in {"vocab_size": "32000", **config}.items()]
+    lines += [
+        f"completed step: {n}, seconds: 0.050, TFLOP/s/device: 0.1, Tokens/s/device: {factor * 10240 + n % 7:.3f}, "
+        f"loss: {10.373 + 0.004 * (7 * n % 5 - 2):.3f}\n"
+        for n in range(60)
+    ]
+    write_logs(tmp_path, stdout="".join(lines))
+    maxtext = next(one.pattern for one in RECIPES if one.name == "MaxText")
+    shown = of_run(tmp_path, steps=60, metrics=TrainerMetrics(stdout=maxtext), nproc=1)
+    assert ("unit-mismatch" in shown) == found
+    assert shown["random-data-floor"].confidence == "high", "ln 32000 = 10.373 is that of the vocabulary in the config"
+    assert f"lists {len(config) + 1} setting" in shown["config-unknown"].message

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.validator.ingest.folders import (
     write_csv,
     write_env,
     write_heartbeat,
+    write_logs,
 )
 from validator.ingest import collect_dir, collect_run
 from validator.kinds.registry import kind_of
@@ -335,3 +337,20 @@ def test_a_probe_that_is_none_measures_nothing(tmp_path: Path, name: str, text: 
     probe, read = spec(kind="preflight", steps=None), kind_of("preflight").read
     result = collect_run(probe, run_dir=tmp_path, outcome=None, read=read)
     assert not [name for name in result.scalars if name.startswith("probe.")]
+
+
+@pytest.mark.parametrize(("reason", "evaluated"), [("exited", [29, 59]), ("at_steps", [29])])
+def test_the_last_evaluation_of_a_trainer_that_comes_to_its_own_end_counts(
+    tmp_path: Path, reason: Any, evaluated: list[int]
+) -> None:
+    """59 steps were asked of 60 that are counted from 0, and the evaluation behind the last row was lost."""
+    lines = []
+    for step in range(60):
+        lines.append(f"iter {step}: loss {4 - step / 60:.4f}, time 50.00ms, mfu 1.00%\n")
+        if step % 30 == 29:
+            lines.append(f"step {step}: train loss 3.1, val loss {3.5 - step / 60:.4f}\n")
+    write_logs(tmp_path / "r", stdout="".join(lines))
+    own = spec(out="r", steps=59, max_steps=59, stop="at_steps", metrics=TrainerMetrics(reader=("nanogpt",)))
+    found = collect_run(own, run_dir=tmp_path, outcome=outcome(reason=reason)).series
+    assert found["val_loss"].steps.tolist() == evaluated
+    assert int(found["loss"].steps[-1]) == (59 if reason == "exited" else 58)
