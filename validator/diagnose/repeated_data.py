@@ -70,9 +70,9 @@ def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
     values = loss.values[np.isfinite(loss.values)]
     exact, period, cycle = _exact_period(values), None, None
     if exact is None:
-        curve = _as_it_falls(values)
-        cycle = _cycle(curve)
-        period = cycle or _period(curve)
+        curves = (values, *_as_it_falls(values))
+        cycle = next(filter(None, map(_cycle, curves)), None)
+        period = cycle or next(filter(None, map(_period, curves)), None)
     by_heart = learned_by_heart(run)
     if exact is None and period is None:
         yield from _of_one_batch(loss, values, by_heart, _overtaken(run, values))
@@ -188,11 +188,11 @@ def _is_smooth(values: Floats) -> bool:
     return bends <= max(_SMOOTH, _STEPS_OFF * print_step(tail) / float(np.median(tail)))
 
 
-def _as_it_falls(values: Floats) -> Floats:
-    """The losses, or their logarithms where they fall to a tenth: the ups and downs of few batches sink with them."""
+def _as_it_falls(values: Floats) -> tuple[Floats, ...]:
+    """The logarithms of losses that fall to a tenth, as the ups and downs of few batches sink with them; else none."""
     if not values.size or values.min() <= 0 or np.median(values[-max(3, len(values) // 20) :]) > _BY_HEART * values[0]:
-        return values
-    return np.log(values)
+        return ()
+    return (np.log(values),)
 
 
 def _cycle(values: Floats) -> int | None:

@@ -235,13 +235,19 @@ _MANTISSAS = (7, 10)
 """Bits of bfloat16 and float16, whose steps are often larger than those of the print."""
 
 
+_NEAR_BY_CHANCE = 1e-3
+"""Chance that all losses lie within a decimal of multiples of such a step, below which they are written by it."""
+
+
 def print_step(losses: Floats) -> float:
     """The last decimal with which losses `[n]` are written, 1e-9 at the finest; of 16-bit floats their own step."""
     scales = (10.0**places for places in range(9))
     step = next((1 / one for one in scales if np.allclose(losses * one, np.rint(losses * one), 1e-9, 1e-6)), 1e-9)
-    lowest = float(np.abs(losses).min())
+    lowest, several = float(np.abs(losses).min()), len(np.unique(losses))
     own = [2.0 ** (math.floor(math.log2(lowest)) - bits) for bits in _MANTISSAS] if lowest > step else []
-    return next((one for one in own if one > step and (_beside(losses, one) <= step).all()), step)
+    # A few losses lie near whole multiples of a step by chance.
+    sure = (one for one in own if one > step and (2 * step / one) ** several <= _NEAR_BY_CHANCE)
+    return next((one for one in sure if (_beside(losses, one) <= step).all()), step)
 
 
 def _beside(losses: Floats, step: float) -> Floats:
