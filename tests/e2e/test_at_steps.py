@@ -12,11 +12,11 @@ from tests.e2e.folders import result_of, run_folder
 from validator.runs.journal import read
 
 _FOREVER = """
-import os, signal, sys, time
+import os, random, signal, sys, time
 count, loss = {first}, None
 while True:
     time.sleep({pause})
-    scatter = 1 + (60 - count) * 7919 % 101 / 2000
+    scatter = 1 + (random.Random(count).random() / 20 if count != 60 else 0)
     print(f"step {{count}} loss {{3 / (count + 1) * scatter:.4f}} tok/s {{5000 + count % 7}}", flush={flush})
     {after}
     count += 1
