@@ -33,9 +33,10 @@ _HARDLY_ANYTHING = 1 / 100
 """Share of its first value below which a loss without scatter, and no validation beside it, is of a batch learned by
 heart."""
 
-_NOT_LEARNED, _STAYS, _RISES = 0.5, 0.95, 1.1
+_NOT_LEARNED, _STAYS, _RISES, _SAME_KIND = 0.5, 0.95, 1.1, 2.0
 """What a loss of the validation ends at: as a share of the first loss of the training from which nothing is learned
-that holds for other data; of its own first value, from which it stays; and of its own minimum, from which it rises."""
+that holds for other data; of its own first value, from which it stays; and of its own minimum, from which it rises.
+Then its first value as a share of the training's, beyond which it is another kind of loss: a sum, or a placeholder."""
 
 _SOON = 20 * _FEW_BATCHES
 """Steps within which no more than a few batches are learned by heart: some twenty passes."""
@@ -112,7 +113,7 @@ def learned_by_heart(run: RunFacts) -> _ByHeart | None:
         return None
     for series in run.validations:
         others = series.values[np.isfinite(series.values)]
-        if len(others) < 2 or others[-1] < _NOT_LEARNED * begins:
+        if len(others) < 2 or others[-1] < _NOT_LEARNED * begins or others[0] > _SAME_KIND * begins:
             continue
         stays = bool(others[-1] >= _STAYS * others[0])
         if not stays and others[-1] < _RISES * others.min():

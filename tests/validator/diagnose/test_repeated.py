@@ -78,8 +78,9 @@ def test_few_batches_beside_a_validation_that_stays_or_rises_are_a_veto(
         (by_heart(8, order="chance", left=0.01, share=0.2), [1.1, 0.6, 0.7, 0.9]),  # overfitted, and far from guessing
         (by_heart(8, order="chance", left=0.2, share=0.05), [4.3, 4.1, 4.4, 4.3]),  # a fifth of the loss is left
         (falling(share=0.02, first=4.4, last=3.0), [4.3, 4.3, 4.3, 4.3]),
+        (by_heart(8, order="chance", left=0.01, share=0.2), [99.0, 99.0, 99.0]),  # a placeholder, or a sum
     ],
-    ids=["learned", "overfitted", "not by heart", "slowly"],
+    ids=["learned", "overfitted", "not by heart", "slowly", "another kind"],
 )
 def test_a_validation_that_follows_is_no_memory(tmp_path: Path, losses: list[float], evaluations: list[float]) -> None:
     assert evaluated(tmp_path, losses, evaluations) is None
