@@ -63,8 +63,9 @@ class _ByHeart:
 @rule("repeated-data", "veto", of="run")
 def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
     """The losses repeat with a period: digit for digit nothing is learned from data that come again, else few data,
-    which is a veto where a few batches are learned by heart; or they fall without any scatter between batches, or to
-    nearly nothing while the loss of the validation stays: a veto where it takes few steps."""
+    which is a veto where a few batches are learned by heart, and a warning where these may be tasks that take turns; or
+    they fall without any scatter between batches, or to nearly nothing while the loss of the validation stays: a veto
+    where it takes few steps."""
     loss = run.series("loss")
     if not run.training or loss is None:
         return
@@ -81,12 +82,14 @@ def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
     few = exact is None and period is not None and period * int(np.median(np.diff(loss.steps))) <= _FEW_BATCHES
     begins, ends = (float(part.mean()) for part in (values[: period or 1], values[-(period or 1) :]))
     vanishes = few and 0 <= ends < _BY_HEART * begins
-    severity: Severity = "warning" if exact or cycle or by_heart is not None else "info"
-    if vanishes or (by_heart is not None and (few or by_heart.surely)):
+    severity: Severity = "warning" if exact or cycle or vanishes or by_heart is not None else "info"
+    # Each batch of a few has one loss; that of a task has the scatter of its own batches.
+    if (vanishes and cycle is not None) or (by_heart is not None and (few or by_heart.surely)):
         severity = "veto"
     beside = "" if by_heart is None else by_heart.beside
     if vanishes and by_heart is None:
-        beside = f" They are learned by heart: the loss ends at {format_number(ends)} of {format_number(begins)}."
+        learned = "They are" if cycle is not None else "If these are no tasks that take turns, they are"
+        beside = f" {learned} learned by heart: the loss ends at {format_number(ends)} of {format_number(begins)}."
     yield Diagnosis(
         f"The losses repeat digit for digit every {exact} rows: the same batches come again, and nothing is learned."
         if exact is not None

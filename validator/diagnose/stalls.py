@@ -242,9 +242,11 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
     places = run.evidence.places
     if places is not None:
         usual = np.setdiff1d(places.steps, at)
-        here, elsewhere = (np.isin(some, places.pauses).mean() if some.size else 0.0 for some in (at, usual))
-        if here >= _EVEN and elsewhere <= _EVEN / 2:
-            return " The log names a validation, a checkpoint or the end of an epoch there."
+        # The stamps of arrival leave steps out: what is slow in one looks slow in the next one.
+        for named in (places.pauses, np.union1d(places.pauses, places.pauses + 1)):
+            here, elsewhere = (np.isin(some, named).mean() if some.size else 0.0 for some in (at, usual))
+            if here >= _EVEN and elsewhere <= _EVEN / 2:
+                return " The log names a validation, a checkpoint or the end of an epoch there."
         if at.size and np.isin(at, [first for _, first in places.epochs]).mean() >= _EVEN:
             return " They are where one epoch ends and the next begins."
     if _beside_evaluations(run, at):
@@ -255,10 +257,16 @@ def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
 
 
 def _beside_evaluations(run: RunFacts, at: Steps) -> bool:
-    """Whether pauses `at [k]` lie up to two rows behind one of a validation, and few other rows do."""
+    """Whether pauses `at [k]` lie in the rows that a validation falls into, or up to two rows behind it, and few other
+    rows do."""
     evaluated, loss = _recorded(run), run.series("loss")
     if evaluated is None or loss is None or len(loss.steps) < 2 or not len(evaluated.steps):
         return False
+    rows = loss.steps[1:]
+    within = np.searchsorted(evaluated.steps, rows) > np.searchsorted(evaluated.steps, loss.steps[:-1])
+    slow = np.isin(rows, at)
+    if slow.any() and within[slow].mean() >= _EVEN and within[~slow].mean() <= _EVEN / 2:
+        return True
     near = 2 * float(np.median(np.diff(loss.steps)))
 
     def share(of: Steps) -> float:

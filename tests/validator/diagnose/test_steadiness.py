@@ -262,6 +262,8 @@ def test_pauses_that_the_log_names_are_information(tmp_path: Path) -> None:
     assert named.severity == "info"
     assert named.message.endswith("The log names a validation, a checkpoint or the end of an epoch there.")
     assert alone(tmp_path / "b", slow)["periodic-stall"].severity == "warning"
+    stamped = {step - 1: "checkpoint written" for step in at}  # where stamps of arrival leave out the step before
+    assert alone(tmp_path / "e", slow, stamped)["periodic-stall"].severity == "info"
     everywhere = alone(tmp_path / "c", slow, dict.fromkeys(range(2, N + 1), "epoch 1"))["periodic-stall"]
     assert everywhere.severity == "warning"
     elsewhere = alone(tmp_path / "d", slow, {step + 5: "checkpoint written" for step in at if step + 5 <= N})
@@ -280,6 +282,17 @@ def test_pauses_where_a_loss_of_the_validation_is_written_are_meant(evaluated: r
     }
     run = SimpleNamespace(series=series.get, result=SimpleNamespace(series=series))
     assert _beside_evaluations(run, np.array([51, 105, 155, 205, 255, 305, 353])) is meant  # type: ignore[arg-type]
+
+
+def test_a_validation_between_two_rows_is_in_the_pause_of_the_later_one() -> None:
+    """Rows of every 20 steps and evaluations of every 50: the rows at 60 and 120 are slow, and were a warning."""
+    series = {
+        name: Series(name, "", np.arange(0, 401, each), np.ones(400 // each + 1), LOG)
+        for name, each in (("loss", 20), ("val_loss", 50))
+    }
+    run = SimpleNamespace(series=series.get, result=SimpleNamespace(series=series))
+    assert _beside_evaluations(run, np.array([60, 120, 160, 220, 260, 320, 360]))  # type: ignore[arg-type]
+    assert not _beside_evaluations(run, np.array([40, 100, 140, 200, 240, 300, 340]))  # type: ignore[arg-type]
 
 
 def test_pauses_where_an_epoch_begins_are_meant() -> None:
