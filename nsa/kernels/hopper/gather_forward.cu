@@ -65,7 +65,7 @@ DEVICE void bring(const Arguments &a, u32 base, int lane) {
     }
 }
 
-// Brings what warpgroup `w` leaves to global memory: boxes of a token's heads by 128 bytes, and two rows' log-sum-exp a lane.
+// Brings what warpgroup `w` leaves to global memory: boxes of a token's heads, and two rows' log-sum-exp a lane.
 DEVICE void bring_out(const Arguments &a, u32 base, int w, int lane) {
     constexpr int ROUNDS = (TOKENS * O_BOXES + 31) / 32;
     const u32 lse = base + AT_LSE + w * 256 + lane * 4;
