@@ -64,7 +64,8 @@ def options(tile: Tile) -> dict[str, int]:
 def compress(x: Tensor, p: Problem) -> Tensor:
     """Mean over compression blocks: ``[B, S, G, dim]`` to ``[B, n_cmp, G, dim]``."""
     B, _, G, dim = x.shape
-    out = x.new_empty(B, p.n_cmp, G, dim)
+    n = B * p.n_cmp * G * dim
+    out = x.new_empty(n + hopper_forward.ROWS_BEYOND * G * dim)[:n].view(B, p.n_cmp, G, dim)
     if p.n_cmp:
         grid = (ceil_div(p.n_cmp, 16), p.bg)
         with span("nsa.compress"):

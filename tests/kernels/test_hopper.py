@@ -9,10 +9,12 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from nsa.kernels import launch as launch_forward
 from nsa.kernels import nvrtc
 from nsa.kernels.hopper import combine, forward, launch, program, window
 from nsa.kernels.hopper.products import products
@@ -82,7 +84,7 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
         ({"S": 190}, None, "sizes", "no_keys", "no_keys"),
         ({"hpg": 4}, None, None, None, "sizes"),
         ({"hpg": 1}, None, "sizes", None, "sizes"),
-        ({"hpg": 5}, None, "sizes", None, "sizes"),
+        ({"hpg": 5}, None, None, None, "sizes"),
         ({"hpg": 24}, None, None, None, None),
         ({"hpg": 40}, None, "sizes", "sizes", None),
         ({"l_sel": 32}, None, "sizes", "sizes", "sizes"),
@@ -178,6 +180,45 @@ def test_a_box_of_a_whole_row_has_eight_heads_columns_together(monkeypatch: pyte
     assert torch.equal(all_of_it[1, 5], heads)
 
 
+@pytest.mark.parametrize("rows", [64, 128])
+def test_a_box_by_lane_has_four_neighbours_in_a_lanes_columns(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[tuple[int, int, int], ...]] = []
+    monkeypatch.setattr(program, "_tensor_map", lambda _pointer, _dtype, dimensions: found.append(dimensions))
+    B, N, H, dim = 2, 3 * rows - 1, 2, 64
+    x = torch.arange(B * N * H * dim + forward.ROWS_BEYOND * H * dim)[: B * N * H * dim].view(B, N, H, dim)
+    program.tensor_map(x, rows=rows, by_lane=True)
+    sizes, strides, box = zip(*found[0], strict=True)
+    assert box == (128 // 8, 2, 4, rows // 8, 1)
+    # The second tile of head 1 in batch 0: box (dim, 0, 4, 0, 0). Rows are the other dimensions, the first one fastest.
+    tile = x.as_strided(sizes[::-1], strides[::-1])[0, :, 4:8, :, dim : dim + 16].reshape(rows, 16)
+    for row in range(rows):
+        p, h, t, i = row // 16, row // 8 % 2, row // 2 % 4, row % 2
+        assert torch.equal(tile[row], x[0, rows + rows // 4 * t + 4 * p + 2 * h + i, 1, :16])
+
+
+@pytest.mark.parametrize("w", [1, 30, 57, 64, 65, 100, 512, 577])
+@pytest.mark.parametrize("hpg", [1, 5, 12, 16])
+def test_a_windows_tiles_hold_all_its_keys_and_no_tile_more(hpg: int, w: int) -> None:
+    p = replace(problem(hpg), w=w)
+    tokens, rest = 2 * (64 // hpg), dict(combine._constants(p)[0])["REST"]
+    keys, whole = w + tokens - 1, (w + tokens - 2) // 64
+    assert rest % 16 == 0
+    assert keys - 16 < 64 * whole + rest <= 64 * (whole + 1) or (whole == 0 and rest == 64)
+    assert 64 * whole + rest >= keys
+
+
+def test_compressed_keys_have_room_behind_them_or_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem(S=100)
+    monkeypatch.setattr(launch_forward, "compress_kernel", mock.MagicMock())
+    kc = launch_forward.compress(torch.empty(1, 100, 2, 128, dtype=torch.bfloat16, device="meta"), p)
+    assert forward._with_rows_beyond(kc) is kc
+    other = torch.randn(1, 5, 2, 128)
+    roomy = forward._with_rows_beyond(other)
+    assert roomy.untyped_storage().nbytes() >= (5 + forward.ROWS_BEYOND) * 2 * 128 * 4
+    assert torch.equal(roomy, other)
+    assert torch.equal(forward._with_rows_beyond(roomy[:, :, :1]), other[:, :, :1])
+
+
 def test_a_dimension_of_one_may_have_any_stride() -> None:
     assert program.strided(torch.empty(4096, dtype=torch.bfloat16).as_strided((1, 2, 2, 8), (3, 128, 64, 1)))
 
@@ -224,7 +265,7 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
     n_barriers = {
         "dense_backward": 1 + 4 * stages,
         "gather_backward": 2 + 3 * stages,
-        "dense_forward": 2 + 4 * stages,
+        "dense_forward": 2 * dict(constants).get("QUERIES", 0) + 4 * stages,
         "scores": 6 + 2 * stages,
         "combine": 6 + 4 * stages + 2 * ring + 4 * dict(constants).get("KEPT", 0),
         "gather_forward": 4 + 2 * stages,

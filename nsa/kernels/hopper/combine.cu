@@ -6,8 +6,9 @@
 // two warpgroups does the products of a half. So memory is read while products run, though each row needs both.
 //
 // Constants: DK, DV (multiples of 64), HPG (heads per group), NTOP (scored blocks of a token), W (window), BN (64: keys of a
-// tile, and a block), STAGES, RING (partial results of 64 rows on their way), KEPT (whether the output so far stays in shared
-// memory: two warps bring the compressed branch's there and take the output away, each for a half), HALF.
+// tile, and a block), REST (keys of the window's first tile, its oldest; a multiple of 16), STAGES, RING (partial results of 64
+// rows on their way), KEPT (whether the output so far stays in shared memory: two warps bring the compressed branch's there and
+// take the output away, each for a half), HALF.
 
 constexpr int DKC = DK / 64, DVC = DV / 64, PER = 64 / HPG, TOKENS = 2 * PER;
 constexpr int Q_BYTES = DKC * 8192, K_BYTES = DKC * 8192, V_BYTES = DVC * 8192, STATE_BYTES = 64 * DV * 4;
@@ -28,11 +29,14 @@ struct Arguments {
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
+// The window of a work tile's tokens is a tile of REST keys and up to FULL tiles of BN.
+constexpr int FULL = (W + TOKENS - 2) / BN;
+
 // Scored blocks of a token: all that compete, as far as there are so many.
 DEVICE int scored_of(int t) { return min(max(t / BN - 2, 0), NTOP); }
 
 // A work tile: its tokens, and its tiles of keys. First come the blocks up to the tokens' own, the latest first, then block 0,
-// then the window, the latest first.
+// then the window, which ends where the tokens do, its oldest keys and then the latest ones first.
 struct Work {
     int round, pair, b, g, t0, last, newest, local, forced, steps;
 
@@ -49,11 +53,14 @@ struct Work {
         const int oldest = max(t0 / BN - 1, 0);
         local = newest - oldest + 1;
         forced = local + (oldest > 0);
-        steps = forced + newest - max(t0 - W + 1, 0) / BN + 1;
+        steps = forced + 1 + min(FULL, newest + 1);
         return true;
     }
     DEVICE void next() { round++; }
-    DEVICE int block(int i) const { return i < local ? newest - i : i < forced ? 0 : newest - (i - forced); }
+    // A tile's first key. Of the window's first tile only the last REST keys count; before a short sequence there are none.
+    DEVICE int key(int i) const {
+        return i < local ? (newest - i) * BN : i < forced ? 0 : last + 1 - BN * (i > forced ? i - forced : FULL + 1);
+    }
 };
 
 // Barriers: queries there and done with; for each half sums there; sums taken; for each stage keys there and done with, values
@@ -72,7 +79,12 @@ DEVICE void bring(const Arguments &a, u32 base) {
     int before = 0, count = 0;
     Work x;
     for (; x.find(a); x.next(), count++) {
-        // Queries come after the first keys, whose room is free before theirs; values a step after their keys, as they are asked for.
+        const u32 q = bar_q(base);
+        barrier_wait(q + 8, count & 1 ^ 1);
+        barrier_expect(q, 2 * DKC * PER * HPG * 128);
+        for (int c = 0; c < 2 * DKC; c++)
+            copy_box(base + AT_Q + c * 8192, &a.q, q, c % DKC * 64, x.g * HPG, x.t0 + c / DKC * PER, x.b);
+        // Values come a step after their keys, as they are asked for.
         for (int i = 0; i <= x.steps; i++) {
             if (i < x.steps) {
                 const int step = before + i;
@@ -81,22 +93,16 @@ DEVICE void bring(const Arguments &a, u32 base) {
                 barrier_expect(k, K_BYTES);
                 for (int c = 0; c < DKC; c++)
                     copy_box(base + AT_K + step % STAGES * K_BYTES + c * 8192, i < x.forced ? &a.k_sel : &a.k_win, k, c * 64,
-                             x.block(i) * BN, x.g, x.b);
+                             x.key(i), x.g, x.b);
             }
-            if (i == 0) {
-                const u32 q = bar_q(base);
-                barrier_wait(q + 8, count & 1 ^ 1);
-                barrier_expect(q, 2 * DKC * PER * HPG * 128);
-                for (int c = 0; c < 2 * DKC; c++)
-                    copy_box(base + AT_Q + c * 8192, &a.q, q, c % DKC * 64, x.g * HPG, x.t0 + c / DKC * PER, x.b);
-            } else {
+            if (i > 0) {
                 const int step = before + i - 1;
                 const u32 v = bar_v(base, step);
                 barrier_wait(v + 8, phase_of(step) ^ 1);
                 barrier_expect(v, V_BYTES);
                 for (int c = 0; c < DVC; c++)
                     copy_box(base + AT_V + step % STAGES * V_BYTES + c * 8192, i - 1 < x.forced ? &a.v_sel : &a.v_win, v, c * 64,
-                             x.block(i - 1) * BN, x.g, x.b);
+                             x.key(i - 1), x.g, x.b);
             }
         }
         before += x.steps;
@@ -211,92 +217,107 @@ struct State {
     float o[DV / 2], m[2], total[2];
 };
 
-DEVICE void scores(float (&s)[BN / 2], u64 q_rows, u32 base, int step) {
-    const u64 k_rows = operand(base + AT_K + step % STAGES * K_BYTES, 16);
+// A lane's queries of its half, as operands: shared memory is left to keys, values and partial results.
+typedef u32 Queries[DK / 16][4];
+
+// Scores of the last N keys of a tile.
+template <int N> DEVICE void scores(float (&s)[N / 2], const Queries &q, u32 base, int step) {
+    const u64 k_rows = operand(base + AT_K + step % STAGES * K_BYTES + (BN - N) * 128, 16);
 #pragma unroll
     for (int i = 0; i < DK / 16; i++)
-        multiply<0, 0>(s, further(q_rows, i / 4 * 8192 + i % 4 * 32), further(k_rows, i / 4 * 8192 + i % 4 * 32), i > 0);
+        multiply<0>(s, q[i], further(k_rows, i / 4 * 8192 + i % 4 * 32), i > 0);
     products_close();
 }
 
-DEVICE void add_values(float (&o)[DV / 2], const u32 (&p)[BN / 16][4], u32 base, int step) {
-    const u64 v_across = operand(base + AT_V + step % STAGES * V_BYTES, 8192);
+template <int N> DEVICE void add_values(float (&o)[DV / 2], const u32 (&p)[N / 16][4], u32 base, int step) {
+    const u64 v_across = operand(base + AT_V + step % STAGES * V_BYTES + (BN - N) * 128, 8192);
 #pragma unroll
-    for (int i = 0; i < BN / 16; i++) multiply<1>(o, p[i], further(v_across, i * 2048), 1);
+    for (int i = 0; i < N / 16; i++) multiply<1>(o, p[i], further(v_across, i * 2048), 1);
     products_close();
 }
 
-// How many of a lane's columns of a tile, two of every eight, are before a column of the tile, less 2 * t.
-DEVICE int before_column(int n) { return max(0, min(2 * (n >> 3) + min(n & 7, 2), BN / 4)); }
+// How many of a lane's columns of N, two of every eight, are before a column, less 2 * t.
+template <int N> DEVICE int before_column(int n) { return max(0, min(2 * (n >> 3) + min(n & 7, 2), N / 4)); }
 
-// Hides keys that a lane's rows, of `token`, do not see in tile `i` of the work tile's.
-DEVICE void hide_some(float (&s)[BN / 2], const Work &x, int i, const int (&token)[2], int t) {
-    const int block = x.block(i), n0 = block * BN;
+// Hides keys that a lane's rows, of `token`, do not see among the last N of tile `i` of the work tile's.
+template <int N> DEVICE void hide_some(float (&s)[N / 2], const Work &x, int i, const int (&token)[2], int t) {
+    const int n0 = x.key(i) + BN - N;
     const bool window = i >= x.forced, sink = !window && i >= x.local;
-    if (sink || n0 + BN <= x.t0 + 1 && (window ? n0 > x.last - W : block >= x.last / BN - 1)) return;
+    if (sink || n0 + N <= x.t0 + 1 && (window ? n0 > max(x.last - W, -1) : n0 / BN >= x.last / BN - 1)) return;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int from = (window ? token[h] - W + 1 : block >= token[h] / BN - 1 || block == 0 ? n0 : n0 + BN) - n0 - 2 * t;
-        const u32 seen = ((1u << before_column(token[h] + 1 - n0 - 2 * t)) - 1) >> before_column(from) << before_column(from);
+        const int block = n0 / BN;
+        const int from = (window ? max(token[h] - W + 1, 0) : block >= token[h] / BN - 1 || block == 0 ? n0 : n0 + N) - n0 - 2 * t;
+        const u32 seen = ((1u << before_column<N>(token[h] + 1 - n0 - 2 * t)) - 1) >> before_column<N>(from) << before_column<N>(from);
 #pragma unroll
-        for (int j = 0; j < BN / 4; j++)
+        for (int j = 0; j < N / 4; j++)
             if (!(seen >> j & 1)) s[j / 2 * 4 + 2 * h + j % 2] = __int_as_float(0xff800000);
     }
 }
 
-// Asks for scores of a tile, after those products that were asked for before.
-DEVICE void ask(float (&s)[BN / 2], u32 base, u64 q_rows, int step) {
+// Asks for scores of a tile's last N keys, after those products that were asked for before.
+template <int N> DEVICE void ask(float (&s)[N / 2], u32 base, const Queries &q, int step) {
     barrier_wait(bar_k(base, step), phase_of(step));
     products_begin();
-    scores(s, q_rows, base, step);
+    scores<N>(s, q, base, step);
 }
 
-// Scores of tile `i` are there: its keys, and after the last tile the queries, are done with.
+// Scores of tile `i` are there: its keys are done with, and the first tile has all queries in registers.
 DEVICE void scored(const Work &work, u32 base, int before, int i) {
     const int lane = threadIdx.x % 32;
     if (ARRIVES) {
         barrier_arrive(bar_k(base, before + i) + 8);
-        if (i + 1 == work.steps) barrier_arrive(bar_q(base) + 8);
+        if (i == 0) barrier_arrive(bar_q(base) + 8);
     }
 }
 
-// Attention over tiles `begin .. end` of the work tile's keys, on top of `x`; scores of the first one were asked for. Beside the
-// last product `load` is run and, if ASK, scores of the tile behind are asked for.
-template <bool ASK, class Load>
-DEVICE void attend(State &x, float (&s)[BN / 2], const Arguments &a, const Work &work, u32 base, u64 q_rows, int before, int begin, int end,
-                   const int (&token)[2], Load load) {
+// Probabilities `p` of tile `i` beside `add`, the product of the tile before's with its values.
+template <class Add>
+DEVICE void go_on(State &x, u32 (&p)[BN / 16][4], const Arguments &a, const Work &work, u32 base, const Queries &q, int before, int i,
+                  const int (&token)[2], Add add) {
+    const int lane = threadIdx.x % 32, step = before + i;
+    float s[BN / 2], faded[2];
+    ask<BN>(s, base, q, step);
+    barrier_wait(bar_v(base, step - 1), phase_of(step - 1));
+    products_begin();
+    add(step - 1);
+    products_wait<1>();
+    scored(work, base, before, i);
+    hide_some<BN>(s, work, i, token, lane % 4);
+    const bool grows = soften<BN>(s, x.m, x.total, faded, a.scale2);
+    after(x.total[0] + x.total[1]);
+    products_wait<0>();
+    if (ARRIVES) barrier_arrive(bar_v(base, step - 1) + 8);
+    as_operand<BN>(p, s);
+    if (grows) fade<DV>(x.o, faded);
+}
+
+// Attention over tiles `begin .. end` of the work tile's keys, on top of `x`. Scores of the first tile, its last FIRST keys, were asked
+// for. Beside the last product `load` is run and, if NEXT, scores of the last NEXT keys of the tile behind are asked for.
+template <int FIRST, int NEXT, class Load>
+DEVICE void attend(State &x, float (&first)[FIRST / 2], float (&next)[NEXT / 2 + !NEXT], const Arguments &a, const Work &work, u32 base,
+                   const Queries &q, int before, int begin, int end, const int (&token)[2], Load load) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     float faded[2];
     u32 p[BN / 16][4];
     products_wait<0>();
     scored(work, base, before, begin);
-    hide_some(s, work, begin, token, t);
-    soften<BN>(s, x.m, x.total, faded, a.scale2);
-    as_operand<BN>(p, s);
-#pragma unroll
-    for (int j = 0; j < DV / 2; j++) x.o[j] *= faded[j / 2 % 2];
-    for (int i = begin + 1; i < end; i++) {
-        const int step = before + i;
-        ask(s, base, q_rows, step);
-        barrier_wait(bar_v(base, step - 1), phase_of(step - 1));
-        products_begin();
-        add_values(x.o, p, base, step - 1);
-        products_wait<1>();
-        scored(work, base, before, i);
-        hide_some(s, work, i, token, t);
-        soften<BN>(s, x.m, x.total, faded, a.scale2);
-        after(x.total[0] + x.total[1]);
-        products_wait<0>();
-        if (ARRIVES) barrier_arrive(bar_v(base, step - 1) + 8);
-        as_operand<BN>(p, s);
-#pragma unroll
-        for (int j = 0; j < DV / 2; j++) x.o[j] *= faded[j / 2 % 2];
+    hide_some<FIRST>(first, work, begin, token, t);
+    if (soften<FIRST>(first, x.m, x.total, faded, a.scale2)) fade<DV>(x.o, faded);
+    if constexpr (FIRST < BN) {
+        u32 narrow[FIRST / 16][4];
+        as_operand<FIRST>(narrow, first);
+        go_on(x, p, a, work, base, q, before, ++begin, token, [&](int step) { add_values<FIRST>(x.o, narrow, base, step); });
+    } else {
+        as_operand<BN>(p, first);
     }
+    for (int i = begin + 1; i < end; i++)
+        go_on(x, p, a, work, base, q, before, i, token, [&](int step) { add_values<BN>(x.o, p, base, step); });
     const int step = before + end - 1;
     barrier_wait(bar_v(base, step), phase_of(step));
     products_begin();
-    add_values(x.o, p, base, step);
-    if (ASK) ask(s, base, q_rows, step + 1);
+    add_values<BN>(x.o, p, base, step);
+    if constexpr (NEXT > 0) ask<NEXT>(next, base, q, step + 1);
     load();
     products_wait<0>();
     if (ARRIVES) barrier_arrive(bar_v(base, step) + 8);
@@ -340,7 +361,7 @@ DEVICE void take(State &x, u32 base, int half, int g, int t, int warp) {
 
 DEVICE void consume(const Arguments &a, u32 base, int half) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
-    const u64 q_rows = operand(base + AT_Q + half * Q_BYTES, 16);
+    const u32 q_rows = base + AT_Q + half * Q_BYTES + (16 * warp + lane % 16) * 128;
     const u32 kept = base + AT_KEPT + half * V_BYTES + (16 * warp + g) * 128 + t * 4;
     int before = 0, count = 0;
     Work work;
@@ -349,7 +370,8 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
         int token[2];
         bool inside[2];
         u32 row[2];  // of all tokens' heads
-        float s[BN / 2], gates[2][3];
+        float s[BN / 2], of_window[REST / 2], none[1], gates[2][3];
+        Queries q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int r = 16 * warp + g + 8 * h;
@@ -365,13 +387,18 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
         __syncwarp();
         if (ARRIVES) barrier_arrive(bar_taken(base));
         barrier_wait(bar_q(base), count & 1);
-        ask(s, base, q_rows, before);
-        u32 found[2][DV / 8];
-        attend<KEPT>(x, s, a, work, base, q_rows, before, 0, work.forced, token, [&] {
 #pragma unroll
-            for (int h = 0; h < 2 && !KEPT; h++)
-                load_row<DV>(found[h], (const u32 *)a.o_cmp + (u64)row[h] * (DV / 2), t, inside[h]);
-        });
+        for (int i = 0; i < DK / 16; i++) load_matrices(q[i], q_rows + i / 4 * 8192 + ((2 * (i % 4) + lane / 16 ^ lane % 8) << 4));
+        ask<BN>(s, base, q, before);
+        u32 found[2][DV / 8];
+        const auto load = [&](const void *from) {
+#pragma unroll
+            for (int h = 0; h < 2 && !KEPT; h++) load_row<DV>(found[h], (const u32 *)from + (u64)row[h] * (DV / 2), t, inside[h]);
+        };
+        if constexpr (KEPT)
+            attend<BN, REST>(x, s, of_window, a, work, base, q, before, 0, work.forced, token, [] {});
+        else
+            attend<BN, 0>(x, s, none, a, work, base, q, before, 0, work.forced, token, [&] { load(a.o_cmp); });
         float own[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -396,12 +423,8 @@ DEVICE void consume(const Arguments &a, u32 base, int half) {
         }
 #pragma unroll
         for (int j = 0; j < DV / 2; j++) x.o[j] = 0.f;
-        if (!KEPT) ask(s, base, q_rows, before + work.forced);
-        attend<false>(x, s, a, work, base, q_rows, before, work.forced, work.steps, token, [&] {
-#pragma unroll
-            for (int h = 0; h < 2 && !KEPT; h++)
-                load_row<DV>(found[h], (const u32 *)a.o + (u64)row[h] * (DV / 2), t, inside[h]);
-        });
+        if (!KEPT) ask<REST>(of_window, base, q, before + work.forced);
+        attend<REST, 0>(x, of_window, none, a, work, base, q, before, work.forced, work.steps, token, [&] { load(a.o); });
         before += work.steps;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -451,16 +474,17 @@ extern "C" __global__ void __launch_bounds__(512, 1) combine(const __grid_consta
         barrier_init_done();
     }
     __syncthreads();
-    if (warp < 4) {
+    // In this order: with any other the assembler takes no notice of who has how many registers.
+    if (warp >= 8) {
+        take_registers<192>();
+        consume(a, base, warp / 4 - 2);
+    } else if (warp >= 4) {
+        give_registers<104>();
+        merge(a, base);
+    } else {
         give_registers<24>();
         if (lane == 0 && warp == 0) bring(a, base);
         if (lane == 0 && warp == 1) bring_parts(a, base);
         if (KEPT && lane == 0 && warp > 1) keep(a, base, warp - 2);
-    } else {
-        take_registers<160>();
-        if (warp < 8)
-            merge(a, base);
-        else
-            consume(a, base, warp / 4 - 2);
     }
 }

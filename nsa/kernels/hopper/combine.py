@@ -41,9 +41,12 @@ def _constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
     dk, dv = p.dims.dk, p.dims.dv
     stages, ring, kept = _ring(p)
+    # The window of a work tile's tokens, less whole tiles; one tile if that is all.
+    keys = p.w + 2 * (_BLOCK // p.hpg) - 1
+    rest = -(-((keys - 1) % _BLOCK + 1) // 16) * 16 if keys > _BLOCK else _BLOCK
     constants = (
-        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("W", p.w), ("BN", _BLOCK), ("STAGES", stages),
-        ("RING", ring), ("KEPT", kept), ("HALF", int(p.dtype == torch.float16)),
+        ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("NTOP", p.n_top), ("W", p.w), ("BN", _BLOCK), ("REST", rest),
+        ("STAGES", stages), ("RING", ring), ("KEPT", kept), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     shared = 128 * (2 * dk + stages * (dk + dv) + (ring + 2 * kept) * dv + 2 * dv + 4 * p.n_top + 8)
     return constants, shared + 48 + 32 * stages + 16 * ring + 32 * kept

@@ -6,11 +6,11 @@
 // run; warpgroups issue their products in turns (TURNS), so that one makes probabilities while another's products run.
 //
 // Constants: DK, DV (64, 128, and 192 for DK), HPG (heads per group), L, D (compression), WGS (2 or 3), BN (keys of a tile,
-// a multiple of 16), STAGES, TURNS, HALF.
+// a multiple of 16), STAGES, QUERIES (work tiles whose queries there is room for: 1 or 2), TURNS, HALF.
 
 constexpr int BM = 64 * WGS, DKC = DK / 64, DVC = DV / 64, TOKENS = BM / HPG, ROWS = TOKENS * HPG;
 constexpr int Q_CHUNK_BYTES = BM * 128, K_CHUNK_BYTES = BN * 128;
-constexpr int AT_Q = 0, AT_K = AT_Q + DKC * Q_CHUNK_BYTES, AT_V = AT_K + STAGES * DKC * K_CHUNK_BYTES;
+constexpr int Q_BYTES = DKC * Q_CHUNK_BYTES, AT_Q = 0, AT_K = AT_Q + QUERIES * Q_BYTES, AT_V = AT_K + STAGES * DKC * K_CHUNK_BYTES;
 constexpr int AT_BARRIERS = AT_V + STAGES * DVC * K_CHUNK_BYTES;
 static_assert(BN % 16 == 0 && TOKENS > 0 && (WGS == 2 || WGS == 3), "tiles of whole products");
 
@@ -45,9 +45,9 @@ struct Work {
     DEVICE void next() { round++; }
 };
 
-// Barriers: queries there and done with; for each stage keys there and done with, values there and done with.
-DEVICE u32 bar_q(u32 base) { return base + AT_BARRIERS; }
-DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + 16 + step % STAGES * 32; }
+// Barriers: for each of QUERIES queries there and done with; for each stage keys there and done with, values there and done with.
+DEVICE u32 bar_q(u32 base, int count) { return base + AT_BARRIERS + count % QUERIES * 16; }
+DEVICE u32 bar_k(u32 base, int step) { return base + AT_BARRIERS + QUERIES * 16 + step % STAGES * 32; }
 DEVICE u32 bar_v(u32 base, int step) { return bar_k(base, step) + 16; }
 DEVICE int phase_of(int step) { return step / STAGES & 1; }
 
@@ -56,10 +56,10 @@ DEVICE void bring(const Arguments &a, u32 base) {
     Work x;
     for (; x.find(a); x.next()) {
         if (!x.steps) continue;
-        const u32 q = bar_q(base);
-        barrier_wait(q + 8, count & 1 ^ 1);
+        const u32 q = bar_q(base, count), to = base + AT_Q + count % QUERIES * Q_BYTES;
+        barrier_wait(q + 8, count / QUERIES & 1 ^ 1);
         barrier_expect(q, ROWS * DK * 2);
-        for (int c = 0; c < DKC; c++) copy_box(base + AT_Q + c * Q_CHUNK_BYTES, &a.q, q, c * 64, x.g * HPG, x.t0, x.b);
+        for (int c = 0; c < DKC; c++) copy_box(to + c * Q_CHUNK_BYTES, &a.q, q, c * 64, x.g * HPG, x.t0, x.b);
         count++;
         // Values come a step after their keys, as they are asked for.
         for (int i = 0; i <= x.steps; i++) {
@@ -102,7 +102,6 @@ DEVICE void add_values(float (&o)[DV / 2], const u32 (&p)[BN / 16][4], u32 base,
 
 DEVICE void consume(const Arguments &a, u32 base, int w) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
-    const u64 q_rows = operand(base + AT_Q + w * 8192, 16);
     const int slot[2] = {(64 * w + 16 * warp + g) / HPG, (64 * w + 16 * warp + g + 8) / HPG};
     const int head[2] = {(64 * w + 16 * warp + g) % HPG, (64 * w + 16 * warp + g + 8) % HPG};
     int before = 0, count = 0;
@@ -115,15 +114,17 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
         for (int i = 0; i < DV / 2; i++) o[i] = 0.f;
         if (x.steps) {
             const int seen[2] = {seen_by(x.t0 + slot[0]) - 2 * t, seen_by(x.t0 + slot[1]) - 2 * t}, fewest = seen_by(x.t0);
+            const u32 q = bar_q(base, count);
+            const u64 q_rows = operand(base + AT_Q + count % QUERIES * Q_BYTES + w * 8192, 16);
             int n0 = (x.steps - 1) * BN;
-            barrier_wait(bar_q(base), count & 1);
+            barrier_wait(q, count / QUERIES & 1);
             barrier_wait(bar_k(base, before), phase_of(before));
             products_begin();
             scores(s, q_rows, base, before);
             products_wait<0>();
             if (ARRIVES) {
                 barrier_arrive(bar_k(base, before) + 8);
-                if (x.steps == 1) barrier_arrive(bar_q(base) + 8);
+                if (x.steps == 1) barrier_arrive(q + 8);
             }
             hide<BN>(s, n0, seen);
             soften<BN>(s, m, total, faded, a.scale2);
@@ -142,16 +143,15 @@ DEVICE void consume(const Arguments &a, u32 base, int w) {
                 products_wait<1>();
                 if (ARRIVES) {
                     barrier_arrive(bar_k(base, step) + 8);
-                    if (i == x.steps - 1) barrier_arrive(bar_q(base) + 8);
+                    if (i == x.steps - 1) barrier_arrive(q + 8);
                 }
                 if (n0 + BN > fewest) hide<BN>(s, n0, seen);
-                soften<BN>(s, m, total, faded, a.scale2);
+                const bool grows = soften<BN>(s, m, total, faded, a.scale2);
                 after(total[0] + total[1]);
                 products_wait<0>();
                 if (ARRIVES) barrier_arrive(bar_v(base, step - 1) + 8);
                 as_operand<BN>(p, s);
-#pragma unroll
-                for (int j = 0; j < DV / 2; j++) o[j] *= faded[j / 2 % 2];
+                if (grows) fade<DV>(o, faded);
             }
             before += x.steps;
             count++;
@@ -181,8 +181,10 @@ extern "C" __global__ void __launch_bounds__(128 * (WGS + 1), 1) dense_forward(c
         prefetch_map(&a.q);
         prefetch_map(&a.k);
         prefetch_map(&a.v);
-        barrier_init(bar_q(base), 1);
-        barrier_init(bar_q(base) + 8, 4 * WGS * ARRIVALS);
+        for (int i = 0; i < QUERIES; i++) {
+            barrier_init(bar_q(base, i), 1);
+            barrier_init(bar_q(base, i) + 8, 4 * WGS * ARRIVALS);
+        }
         for (int i = 0; i < STAGES; i++) {
             barrier_init(bar_k(base, i), 1);
             barrier_init(bar_k(base, i) + 8, 4 * WGS * ARRIVALS);

@@ -14,7 +14,16 @@ from nsa.kernels.config import WGMMA_HEAD_DIMS
 from nsa.kernels.hopper.program import Constants, in_rows, launch, pointers, strided, tensor_map, why_not_built
 from nsa.kernels.problem import Problem, capability, ceil_div
 
-__all__ = ["attend", "compressed", "forward_sources", "select", "why_no_attend", "why_no_forward", "why_no_select"]
+__all__ = [
+    "ROWS_BEYOND",
+    "attend",
+    "compressed",
+    "forward_sources",
+    "select",
+    "why_no_attend",
+    "why_no_forward",
+    "why_no_select",
+]
 
 _DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
@@ -67,33 +76,39 @@ def _dense_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
     dk, dv = p.dims.dk, p.dims.dv
     warpgroups, keys, stages, turns = _dense_tile(p)
+    of_queries, of_keys = 128 * warpgroups * dk, stages * keys * 2 * (dk + dv)
+    queries = 2 if 2 * of_queries + of_keys + 32 + 32 * stages <= _SHARED_LIMIT else 1
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("WGS", warpgroups), ("BN", keys),
-        ("STAGES", stages), ("TURNS", turns), ("HALF", int(p.dtype == torch.float16)),
+        ("STAGES", stages), ("QUERIES", queries), ("TURNS", turns), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    return constants, 128 * warpgroups * dk + stages * keys * 2 * (dk + dv) + 16 + 32 * stages
+    return constants, queries * (of_queries + 16) + of_keys + 32 * stages
+
+
+_SCORES_KEYS = 128
+"""Keys of a tile where blocks are scored."""
+ROWS_BEYOND = _SCORES_KEYS // 4 - 1
+"""Rows after the last one of compressed keys that are read where blocks are scored. Keys without room for them are
+copied."""
 
 
 def _scores_tile(p: Problem) -> tuple[int, int, int, int]:
-    """Rows of a work tile, warpgroups that multiply, whether one more chooses, stages."""
-    rows = 128 // (4 * p.hpg) * 4 * p.hpg
-    if p.dims.dk > 128:
-        return rows, 3, 0, 6
-    # With four heads a group, 32 tokens of a tile are more than the registers hold.
-    return (rows - 4 * p.hpg if p.hpg == 4 else rows), 3, 1, 6
+    """Rows of a token's heads, warpgroups that multiply, whether one more chooses, stages."""
+    rows = next(n for n in (4, 8, 16, 32) if p.hpg <= n)
+    return (rows, 3, 0, 2) if p.dims.dk > 128 else (rows, 3, 1, 4)
 
 
 def _scores_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
-    rows, warpgroups, extra, stages = _scores_tile(p)
+    _, warpgroups, extra, stages = _scores_tile(p)
     most = ceil_div(p.n_blocks, 1024) * 32
     constants = (
-        ("DK", p.dims.dk), ("HPG", p.hpg), ("COLUMNS", rows), ("L", p.l), ("D", p.d), ("LS", p.l_sel),
-        ("NTOP", p.n_top), ("WGS", warpgroups), ("EXTRA", extra), ("STAGES", stages), ("MOST", most),
+        ("DK", p.dims.dk), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("LS", p.l_sel), ("NTOP", p.n_top),
+        ("WGS", warpgroups), ("EXTRA", extra), ("BN", _SCORES_KEYS), ("STAGES", stages), ("MOST", most),
         ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    shared = 2 * p.dims.dk * (rows + 64 * stages) + (3 + 4 * extra) * (32 * most + 128) * 4 + 48 + 16 * stages
-    return constants, shared
+    tiles = 2 * p.dims.dk * (64 * warpgroups + _SCORES_KEYS * stages)
+    return constants, tiles + (3 + 4 * extra) * (32 * most + 128) * 4 + 48 + 16 * stages
 
 
 def _gather_constants(p: Problem, *, whole: bool = True) -> tuple[Constants, int]:
@@ -126,8 +141,7 @@ def select_served(p: Problem) -> str | None:
         return "dtype"
     if p.dims.dk not in (64, 128, 192):
         return "head_dim"
-    even = p.hpg % 2 == 0 and 4 <= p.hpg <= 32
-    if not even or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
+    if not 4 <= p.hpg <= 32 or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
         return "sizes"
     return "sizes" if _scores_constants(p)[1] > _SHARED_LIMIT else None
 
@@ -207,22 +221,31 @@ def compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, T
     return o, lse
 
 
+def _with_rows_beyond(kc: Tensor) -> Tensor:
+    """Contiguous, in memory of its own for :data:`ROWS_BEYOND` rows after the last one."""
+    beyond = ROWS_BEYOND * kc[0, :1].numel()
+    room = kc.untyped_storage().nbytes() // kc.element_size() - kc.storage_offset() - kc.numel()
+    if room >= beyond and kc.is_contiguous():
+        return kc
+    return kc.new_empty(kc.numel() + beyond)[: kc.numel()].view_as(kc).copy_(kc)
+
+
 def select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
     """The highest-scoring blocks ``[B * G, S, n_top]`` of each token, and how often each was chosen from each span, as
     :func:`nsa.kernels.select.select_kernel` gives them. ``lse [B, S, H]`` is that of :func:`compressed`."""
-    rows = _scores_tile(p)[0]
-    tokens, constants = rows // p.hpg, _scores_constants(p)
+    rows, warpgroups, extra, _ = _scores_tile(p)
+    tokens, constants = 64 * warpgroups // rows, _scores_constants(p)
     tiles = ceil_div(p.S, tokens)
     blocks = min(tiles * p.bg, p.n_processors)
     top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
     counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
-    pitch = 32 * dict(constants[0])["MOST"] + 32
-    strips = q.new_empty(blocks, 2, 2, tokens, pitch, dtype=torch.float32)
-    maps = tensor_map(q, rows=4, heads=2) + tensor_map(kc, rows=64)
+    strips = q.new_empty(blocks, 2, tokens, ceil_div(rows, 16), 32 * dict(constants[0])["MOST"], dtype=torch.float32)
+    kc = _with_rows_beyond(kc)
+    maps = tensor_map(q, rows=tokens if p.hpg == rows else 1, heads=p.hpg)
+    maps += tensor_map(kc, rows=_SCORES_KEYS, by_lane=True)
     sizes = (p.S, p.H, p.G, p.bg, tiles, tiles * p.bg, p.n_blocks, p.span, p.n_lists)
     pointers = tuple(x.data_ptr() for x in (lse, strips, top, counts))
     given = _ScoresArguments((ctypes.c_uint64 * 32).from_buffer_copy(maps), *pointers, sizes, p.scale2)
-    _, warpgroups, extra, _ = _scores_tile(p)
     launch(_SCORES, *constants, blocks, given, q.device, threads=128 * (warpgroups + 1 + extra))
     return top, counts
 

@@ -47,7 +47,7 @@ def source(name: str, constants: Constants) -> str:
     instructions, shared, kernel = (_read(file) for file in (_FIRST, _THEN, f"{name}.cu"))
     kernel = re.sub(r'^#include "(.+)"\n', lambda found: _read(found[1]), kernel, flags=re.MULTILINE)
     defined = "".join(f"#define {key} {value}\n" for key, value in constants)
-    widths = {of[key] for key in ("BM", "BN", "COLUMNS", "DK", "DV") if key in of} | {64}
+    widths = {of[key] for key in ("BM", "BN", "DK", "DV", "REST") if key in of} | {64}
     return defined + instructions + products(widths, half=bool(of["HALF"])) + shared + kernel
 
 
@@ -136,19 +136,30 @@ def in_rows(x: Tensor) -> bool:
     return x.stride(1) == x.shape[2] * x.stride(2)
 
 
-def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 0, whole: bool = False) -> bytes:
+def tensor_map(x: Tensor, *, rows: int = 1, heads: int = 0, whole: bool = False, by_lane: bool = False) -> bytes:
     """Tensor map of ``x [B, N, H, dim]`` for boxes of 128 bytes of ``rows`` of one head, or of ``heads`` of each row.
 
     Coordinates are column, row, head, batch in the first case, and column, head, row, batch in the second. ``whole``,
     for ``heads`` and ``H`` that are multiples of 8 and ``x`` with :func:`in_rows`: a box is all columns of ``heads`` of
     one row, 128 bytes each of eight heads, then their next 128 bytes, then the next eight heads. Its coordinates are
-    0, 0, 0, the head counted through all rows divided by 8, batch.
+    0, 0, 0, the head counted through all rows divided by 8, batch. ``by_lane``, for contiguous ``x``: row
+    ``16 p + 8 h + 2 t + i`` of a box is row ``rows / 4 t + 4 p + 2 h + i`` of ``rows``, so that four neighbours are
+    columns of one lane in a product. Its coordinates are the column counted through all heads, 0, the row divided by
+    ``rows / 4``, 0, batch; up to ``rows / 4 - 1`` rows of memory beyond the last one are read.
     """
     B, N, H, dim = x.shape
     b, n, h = x.stride()[:3]
     width = 128 // x.element_size()
     if whole:
         inner = ((width, 1, width), (8, h, 8), (dim // width, width, dim // width), (N * H // 8, 8 * h, heads // 8))
+    elif by_lane:
+        quarter = rows // 4
+        inner = (
+            (H * dim, 1, width),
+            (2, n, 2),
+            (-(-N // quarter), quarter * n, 4),
+            (quarter // 2, 2 * n, quarter // 2),
+        )
     elif heads:
         inner = ((dim, 1, width), (H, h, heads), (N, n, rows))
     else:

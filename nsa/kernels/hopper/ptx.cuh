@@ -187,6 +187,13 @@ DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
                  ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
+// Who tells a copy that it may write there waits for what takes the registers: an arrival alone may be seen before loads are done.
+DEVICE void load_matrices(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
 DEVICE float2 load_two(u32 from) {
     float2 x;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from));

@@ -112,27 +112,47 @@ template <int N> DEVICE void hide(float (&s)[N / 2], int n0, const int (&seen)[2
         if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2] - n0) s[i] = __int_as_float(0xff800000);
 }
 
-// Scores to probabilities by the largest score so far, `m` in base 2. `total` is the sum of what this lane holds, `faded` what
-// former sums are multiplied by.
+// Scores to probabilities relative to `m`, in base 2: a row's largest score so far, unless that is at most SLACK more, so that
+// what was summed before is seldom faded. `total` is the sum of what this lane holds; a tile in which a row sees nothing adds exactly zero.
+// Returns whether `m` of some row grew, and then what former sums are to be multiplied by, `faded`.
 template <int N>
-DEVICE void soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&faded)[2], float scale2) {
+DEVICE bool soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&faded)[2], float scale2) {
+    constexpr float SLACK = 8.f;
+    float most[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float most = fmaxf(s[2 * h], s[2 * h + 1]), sum = 0.f;
+        most[h] = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-        for (int j = 1; j < N / 8; j++) most = fmaxf(most, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        // A finite floor: a tile in which a row sees nothing adds exactly zero.
-        most = fmaxf(m[h], most * scale2);
-        faded[h] = exp2_of(m[h] - most);
-        m[h] = most;
+        for (int j = 1; j < N / 8; j++) most[h] = fmaxf(most[h], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+        most[h] *= scale2;
+    }
+    const bool grows = __any_sync(~0u, most[0] > m[0] + SLACK || most[1] > m[1] + SLACK);
+    if (grows)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
+            most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
+            // Each row by itself: another one's scores, and what idle rows hold, must not change how this one is rounded.
+            const float then = most[h] > m[h] + SLACK ? most[h] : m[h];
+            faded[h] = exp2_of(m[h] - then);
+            m[h] = then;
+            total[h] *= faded[h];
+        }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = 0.f;
 #pragma unroll
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; i++) sum += s[4 * j + i] = exp2_of(fmaf(s[4 * j + i], scale2, -most));
-        total[h] = total[h] * faded[h] + sum;
+            for (int i = 2 * h; i < 2 * h + 2; i++) sum += s[4 * j + i] = exp2_of(fmaf(s[4 * j + i], scale2, -m[h]));
+        total[h] += sum;
     }
+    return grows;
+}
+
+template <int N> DEVICE void fade(float (&o)[N / 2], const float (&faded)[2]) {
+#pragma unroll
+    for (int j = 0; j < N / 2; j++) o[j] *= faded[j / 2 % 2];
 }
 
 DEVICE float sum_of_four(float x) {

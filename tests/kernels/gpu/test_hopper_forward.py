@@ -75,10 +75,19 @@ def test_the_compressed_branch_equals_tritons(inputs: tuple[Streams, Tensor, Pro
         assert all(torch.equal(a, b) for a, b in zip(forward.compressed(q, kc, vc, p), found, strict=True))
 
 
+@pytest.mark.parametrize("to", [20.0, 200.0, -200.0])
+def test_scores_that_rise_or_fall_from_tile_to_tile(inputs: tuple[Streams, Tensor, Problem], to: float) -> None:
+    # By less than sums are kept for, by more, and never.
+    (q, kc, vc, *_), _, p = inputs
+    ramp = torch.linspace(0, to, max(p.n_cmp, 1), device="cuda")[None, :, None, None] * q.shape[-1] ** -0.5
+    q, kc = torch.ones_like(q), ramp.expand_as(kc).to(kc.dtype).contiguous()
+    assert close(forward.compressed(q, kc, vc, p), launch._compressed(q, kc, vc, p, by_wgmma=False))
+
+
 def test_chosen_blocks_are_tritons_but_for_near_ties(inputs: tuple[Streams, Tensor, Problem]) -> None:
     (q, kc, vc, *_), _, p = inputs
     if reason := forward.why_no_select(q, kc, p):
-        assert p.hpg in (1, 5) or not p.n_top, reason
+        assert p.hpg == 1 or not p.n_top, reason
         return
     _, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
     wanted, _ = launch._select(q, kc, lse, p, by_wgmma=False)
@@ -89,10 +98,12 @@ def test_chosen_blocks_are_tritons_but_for_near_ties(inputs: tuple[Streams, Tens
     lists = (torch.arange(p.S, device="cuda") // p.span)[None, :, None] * p.n_blocks + top
     seen = torch.zeros_like(counts).scatter_add_(1, lists.clamp(min=0).flatten(1).long(), (top >= 0).flatten(1).int())
     assert torch.equal(counts, seen)
-    for _ in range(3):
-        again, counted = forward.select(q, kc, lse, p)
-        assert torch.equal(again, top)
-        assert torch.equal(counted, counts)
+    # Short work tiles follow each other fast: what is brought too early shows in a few launches of thousands.
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(1000):
+        again, counted = forward.select(q, kc if i else kc.clone(), lse, p)
+        differ += (again != top).any() | (counted != counts).any()
+    assert not differ
 
 
 def test_of_equal_scores_the_lower_block_is_chosen(inputs: tuple[Streams, Tensor, Problem]) -> None:
@@ -124,6 +135,20 @@ def test_chosen_blocks_of_scores_in_order(inputs: tuple[Streams, Tensor, Problem
     top, _ = forward.select(q, kc, lse, p)
     assert torch.equal(top >= 0, wanted >= 0)
     assert (top == wanted).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("w", [1, 30, 57, 64, 100, 577])
+def test_windows_of_any_width(inputs: tuple[Streams, Tensor, Problem], w: int) -> None:
+    (q, kc, vc, *rest), gates, p = inputs
+    p = Problem.of(q, *rest[:2], sizes=(*SIZES[:4], w), scale=q.shape[-1] ** -0.5, deterministic=False)
+    if combine.why_no_combine((q, *rest), p):
+        return
+    o_cmp, lse = launch._compressed(q, kc, vc, p, by_wgmma=False)
+    index = launch._index(*launch._select(q, kc, lse, p, by_wgmma=False), p)
+    wanted, found = (
+        launch._selected_and_window((q, *rest), o_cmp, gates, index, p, save=True, by_wgmma=by) for by in (False, True)
+    )
+    assert close(found, wanted)
 
 
 @pytest.mark.parametrize("off", ["merge", "gather", "nothing", "gaps between queries"])
