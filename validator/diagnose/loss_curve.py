@@ -72,6 +72,11 @@ _ABRUPT_STEPS = 2.5
 how many its last changes show that it did not settle. What settles changes by a step or two before it is the same."""
 
 
+def is_reward(name: str) -> bool:
+    """Whether a column is what episodes reach on average."""
+    return _REWARD.search(name) is not None
+
+
 @rule("diverging", "veto", of="run")
 def diverging(run: RunFacts) -> Iterator[Diagnosis]:
     """The loss ends far above its own minimum, or the gradient norm at a hundred times its usual value."""
@@ -124,7 +129,7 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
         )
         return
     for name, series in run.result.series.items():
-        if _REWARD.search(name) and (risen := _risen(replace(series, values=-series.values))) is not None:
+        if is_reward(name) and (risen := _risen(replace(series, values=-series.values))) is not None:
             low, high, at, since = risen
             finite = series.values[np.isfinite(series.values)]
             begins = float(np.median(finite[: max(3, len(finite) // _SMOOTH_SHARE)]))
@@ -186,7 +191,7 @@ def _risen(loss: Series) -> tuple[float, float, int, int] | None:
     end = values[cut:][-max(4 * width, (len(values) - cut) // 2) :]
     beside = max(_row_scatter(values[:cut], width), _row_scatter(end, width))
     noise = min(_row_scatter(values, width), beside)
-    if _around_zero(values[:cut]):  # where the middle is 0, a share of it is nothing, and only the scatter counts
+    if around_zero(values[:cut]):  # where the middle is 0, a share of it is nothing, and only the scatter counts
         noise = max(noise, beside, 1.4826 * float(np.median(np.abs(values[:cut]))))
     if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * noise):
         return None
@@ -198,7 +203,7 @@ def _risen(loss: Series) -> tuple[float, float, int, int] | None:
     return low, high, at, since
 
 
-def _around_zero(values: Floats) -> bool:
+def around_zero(values: Floats) -> bool:
     """Whether losses lie on both sides of 0, as those of a policy do whose advantages are centered."""
     return bool(min((values > 0).mean(), (values < 0).mean()) >= _BOTH_SIDES) if values.size else False
 

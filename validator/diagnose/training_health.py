@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
+from validator.diagnose.loss_curve import around_zero, diverging, is_reward
 from validator.judge.config import is_coarse
 from validator.model.result import Series
 from validator.model.runbook import Watchdog
-from validator.stats.means import ROUNDED_NORM, fell, says_nsa
+from validator.stats.means import ROUNDED_NORM, fell, says_nsa, trend
 from validator.text import format_number, format_percent
 
 _VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
@@ -25,6 +26,9 @@ _START_NAT = 1.0
 _SAME_ROWS = 20
 _SAME_COARSE_ROWS = 100
 """Rows from which losses of two decimals that are all the same are no chance either."""
+
+_LEVEL_ROWS, _LEVEL_TREND = 100, 2.0
+"""Rows from which a loss that does not fall is named, and Mann and Kendall's statistic of a fall at most."""
 
 _AT_ONCE = 0.1
 """The last learning rate before 0, as a share of the largest, from which it was switched off and not printed as 0."""
@@ -160,6 +164,33 @@ def _switched_off(lr: Series) -> int | None:
     if off < max(_SAME_ROWS, first) or lr.values[used[-1]] < _AT_ONCE * lr.values.max():
         return None
     return int(lr.steps[first])
+
+
+@rule("zero-grad", "info", of="run")
+def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss that does not fall over a hundred rows or more: one of weights that do not move looks so, and one of a model
+    that had learned all that these data have."""
+    loss = run.series("loss")
+    if not run.training or loss is None or any(is_reward(name) for name in run.result.series):
+        return
+    values = loss.values[np.isfinite(loss.values)]
+    if len(values) < max(_LEVEL_ROWS, 0.9 * len(loss.values)) or around_zero(values) or not np.ptp(values):
+        return
+    losses = values.tolist()
+    if fell(losses) or trend(losses) < -_LEVEL_TREND:
+        return
+    if any(next(more.look(run), None) is not None for more in (diverging, random_data_floor)):
+        return  # which say more of the same loss
+    first, last = values[: len(values) // 3], values[-(len(values) // 3) :]
+    error = 2 * math.sqrt((first.var() + last.var()) / len(first))
+    yield Diagnosis(
+        f"The loss does not fall in {len(values)} rows: {format_number(float(first.mean()))} in the first third, "
+        f"{format_number(float(last.mean()))} in the last, where a fall of {format_number(float(error))} would show.",
+        because=[evidence(f"means of {len(first)} rows each", loss.source.path)],
+        next_step="If this model should learn from these data, look at whether its weights move: print a parameter before "
+        "and after a step, and compare what the optimizer was given with model.parameters(). Require "
+        "loss.last < loss.first.",
+    )
 
 
 @rule("gate-collapse", "veto", of="run")

@@ -218,10 +218,10 @@ def fell(losses: Sequence[float]) -> bool:
         return True
     drop = fmean(first) - fmean(last)
     error = math.sqrt((pvariance(first) + pvariance(last)) / third)
-    return drop > 0.02 * abs(fmean(first)) and (drop > 4 * error or _trend(losses) < -4)
+    return drop > 0.02 * abs(fmean(first)) and (drop > 4 * error or trend(losses) < -4)
 
 
-def _trend(losses: Sequence[float]) -> float:
+def trend(losses: Sequence[float]) -> float:
     """Mann and Kendall's statistic for a trend, about standard normal without one: rows that sink one by one are no
     noise, however much the first of them differ. Of many rows the means of _MOST_POINTS groups count."""
     if len(losses) > _MOST_POINTS:

@@ -65,6 +65,26 @@ def test_nothing_learned(tmp_path: Path, columns: dict[str, list[float]], severi
 
 
 @pytest.mark.parametrize(
+    ("fall", "rows", "column", "named"),
+    [
+        (0.0, 240, {}, True),  # GO without a word: the optimizer had been given copies of the parameters
+        (0.0, 60, {}, False),
+        (0.15, 240, {}, False),
+        (0.04, 240, {}, False),  # a fall of 2 %, slow and steady
+        (0.0, 240, {"episode_reward_mean": [1.0] * 240}, False),
+    ],
+    ids=["level", "too short", "falls", "falls slowly", "of a policy"],
+)
+def test_a_loss_that_does_not_fall(
+    tmp_path: Path, fall: float, rows: int, column: dict[str, list[float]], named: bool
+) -> None:
+    noise = random.Random(3)
+    losses = [2.1 - fall * i / rows + 0.02 * noise.gauss(0, 1) for i in range(rows)]
+    finding = of_run(healthy(tmp_path / "r", n=rows, losses=losses, **column)).get("zero-grad")
+    assert (finding is not None and finding.severity == "info" and "does not fall" in finding.message) == named
+
+
+@pytest.mark.parametrize(
     ("name", "bad", "good"),
     [("gate_entropy_mean", 0.1, 0.8), ("gate_max_gate", 0.97, 0.5), ("gate_collapse_frac", 0.8, 0.1)],
 )
