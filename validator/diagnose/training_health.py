@@ -185,7 +185,7 @@ def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
     error = 2 * math.sqrt((first.var() + last.var()) / len(first))
     yield Diagnosis(
         f"The loss does not fall in {len(values)} rows: {format_number(float(first.mean()))} in the first third, "
-        f"{format_number(float(last.mean()))} in the last, where a fall of {format_number(float(error))} would show.",
+        f"{format_number(float(last.mean()))} in the last, where a fall of {error:.2g} would show.",
         because=[evidence(f"means of {len(first)} rows each", loss.source.path)],
         next_step="If this model should learn from these data, look at whether its weights move: print a parameter before "
         "and after a step, and compare what the optimizer was given with model.parameters(). Require "
