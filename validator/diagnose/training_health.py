@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.diagnose.loss_curve import around_zero, diverging, is_reward
+from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import is_coarse
 from validator.model.result import Series
 from validator.model.runbook import Watchdog
