@@ -168,8 +168,8 @@ def _switched_off(lr: Series) -> int | None:
 
 @rule("zero-grad", "info", of="run")
 def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
-    """A loss that does not fall over a hundred rows or more: one of weights that do not move looks so, and one of a model
-    that had learned all that these data have."""
+    """A loss that does not fall over a hundred rows or more: so looks one of weights that do not move, and one of a model
+    that has nothing more to learn from these data."""
     loss = run.series("loss")
     if not run.training or loss is None or any(is_reward(name) for name in run.result.series):
         return
@@ -187,8 +187,8 @@ def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
         f"The loss does not fall in {len(values)} rows: {format_number(float(first.mean()))} in the first third, "
         f"{format_number(float(last.mean()))} in the last, where a fall of {error:.2g} would show.",
         because=[evidence(f"means of {len(first)} rows each", loss.source.path)],
-        next_step="If this model should learn from these data, look at whether its weights move: print a parameter before "
-        "and after a step, and compare what the optimizer was given with model.parameters(). Require "
+        next_step="If this model should learn from these data, look at whether its weights move: print a parameter "
+        "before and after a step, and compare what the optimizer was given with model.parameters(). Require "
         "loss.last < loss.first.",
     )
 
