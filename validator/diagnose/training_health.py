@@ -168,8 +168,8 @@ def _switched_off(lr: Series) -> int | None:
 
 @rule("zero-grad", "info", of="run")
 def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
-    """A loss that does not fall over a hundred rows or more: so looks one of weights that do not move, and one of a model
-    that has nothing more to learn from these data."""
+    """A loss that does not fall over a hundred rows or more: weights that do not move give such a one, and so does a
+    model that has nothing more to learn from these data."""
     loss = run.series("loss")
     if not run.training or loss is None or any(is_reward(name) for name in run.result.series):
         return
