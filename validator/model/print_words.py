@@ -46,9 +46,12 @@ _NOT_LOSS = "".join(
 ) + "".join(
     rf"(?<!\b{word} {kind} loss)" for word in ("avg", "average", "mean") for kind in ("train", "training", "batch")
 )
+_AT_STEP = r"(?: \(?(?:at|for|@) (?:global )?(?:step|iter(?:ation)?|update|batch) {0,8}#?\d+(?:/\d+)?\)?(?=[:=]))?"
+"""What some put between the loss and its number: `loss at step 5: 2.31`."""
+
 _LOSS = (
     rf"{_NAME}(?:actor/pg_|(?:reduced_)?train(?:ing)?[ _/])?(?:lm[ _]|total[ _]|step_)?(?:loss|xent)\b{_NOT_LOSS}"
-    rf"(?: train\b)?(?: \(curr\))?{_IS}{{loss}}(?![\d.,]*\s?%)"
+    rf"(?: train\b)?(?: \(curr\))?{_AT_STEP}{_IS}{{loss}}(?![\d.,]*\s?%)"
 )
 
 _VAL_LOSS = (
@@ -63,7 +66,8 @@ def _optional(part: str, *, needs: str = "") -> str:
 
 _MEANS = (
     r"\b(?:avg|average|mean|running|smoothed|overall|ema|median|min|max|best|peak|eta|remaining|local|input|output|prompt"
-    r"|prefill|decode|per[-_ ](?:gpu|device|rank)|(?:eval|val|validation|inference)[ _](?:tok|throughput|speed|time))"
+    r"|prefill|decode|per[-_ ](?:gpu|device|rank)|(?:eval|val|validation|inference)[ _]"
+    r"(?:tok|throughput|speed|time|sample|example|seq|image|img))"
 )
 _PARTS = r"\b(?:data|fwd|bwd|forward|backward|optim\w*|load\w*|comm\w*|wait|sync|io|h2d)\b"
 
@@ -80,10 +84,11 @@ _NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(
 
 _PER_RANK = r"(?:(?:/|_per_| per | / )(?:gpu|device|rank|chip|card|npu|tpu|core)s?\b)"
 _RATE = r"tok(?:en)?s?(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
+_SAMPLES = r"(?:samples?|examples?|sequences?|seqs?|images?|imgs?)(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
 _A_STEP = r"(?: ?/ ?| per )(?:step|it|iter|iteration|batch)\b"
 _STEPS_A_S = r"(?:it(?:er(?:ation)?)?|step|batch)(?:e?s)?(?:/| per )s(?:ec(?:ond)?)?\b"
 _ITS_TIME = (
-    rf"{_NAME}(?:dt|(?:step|iter|iteration|batch)[_ ]time|time(?:/|[_ ]per[_ ])(?:step|iter|iteration)"
+    rf"{_NAME}(?:dt|(?:step|iter|iteration|batch)[_ ]time|time(?:/|[_ ]per[_ ])(?:step|iter|iteration|batch)"
     r"|(?:elapsed_)?time_per_iteration|train_step_timing|timing_s/step)"
 )
 
@@ -113,6 +118,10 @@ _VALUES = "".join(
         _optional(rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}", needs="(?:lr|learning)"),
         _optional(_rate("toks_per_s", rf"{_RATE}(?!{_PER_RANK})"), needs="tok"),
         _optional(_rate("toks_per_s_per_rank", rf"{_RATE}{_PER_RANK}"), needs="tok"),
+        _optional(
+            _rate("samples_per_s", rf"{_SAMPLES}(?!{_PER_RANK})"),
+            needs="(?:sample|example|seq(?:uence)?|image|img)s?[/_ ]",
+        ),
         _optional(rf"{_WITHIN}(?<![\w.,/+-]){{ktoks_per_s}} ?(?:k|K) ?{_RATE}(?!\w)(?!{_PER_RANK})", needs="k ?tok"),
         _optional(
             rf"{_WITHIN_TIMES}{_ITS_TIME}(?:(?:_ms|[ _]?\(ms\)){_IS}{{step_time_ms}}|{_IS}{{step_time_ms}} ?ms\b)",
