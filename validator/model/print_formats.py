@@ -135,7 +135,8 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "Keras, a line an epoch",
         ("/step", "s - "),
-        r"^{row}\d+/\d+ - \d+s - (?:[\w./]+ - )?(?:\w+: [\d.e+-]+ - )*?loss: {loss}"
+        r"^{row}\d+/\d+ (?:\[?[━=]+\]? )?(?:- )?\d+s (?:\d+[mu]?s/step )?- (?:[\w./]+ - )?(?:\w+: [\d.e+-]+ - )*?"
+        r"loss: {loss}"
         r"(?=(?:.*? val_loss: {val_loss})?)",
         "a row an epoch",
         by_epochs=True,
@@ -166,7 +167,8 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "MXNet",
         ("samples/sec",),
-        r"^{timestamp} Node\[0\] Epoch\[{epoch}\] Batch \[\d+-{step}\]\s+Speed: {samples_per_s} samples/sec",
+        r"^{timestamp} Node\[0\] Epoch\[{epoch}\] Batch \[(?:\d+-)?{step}\]\s+Speed: {samples_per_s} samples/sec"
+        r"(?=(?:.*?\bTrain-(?:\w*[lL]oss|[cC]ross-?[eE]ntropy)={loss})?)",
     ),
     Recipe(
         "MiniMind",

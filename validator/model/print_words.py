@@ -29,7 +29,7 @@ DATED = rf"(?=(?:{_DATED})?)"
 """A date near the start of a line, where it has one; none of what is to come."""
 
 _NAME = r"(?<![\w/.-])"
-_IS = r"[\"')]?[ \t]{0,8}[:=]?[ \t]{0,8}"
+_IS = r"[\"')]?[ \t]{0,8}(?:[:=]|is\b)?[ \t]{0,8}"
 """Between a name and its number."""
 
 _OTHER = r"(?:eval(?:uat\w+)?|val(?:id(?:at\w+)?)?|test(?:ing)?|dev)"
@@ -84,7 +84,7 @@ _NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(
 
 _PER_RANK = r"(?:(?:/|_per_| per | / )(?:gpu|device|rank|chip|card|npu|tpu|core)s?\b)"
 _RATE = r"tok(?:en)?s?(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
-_SAMPLES = r"(?:samples?|examples?|sequences?|seqs?|images?|imgs?)(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
+_SAMPLES = r"(?:samples?|records?|examples?|sequences?|seqs?|images?|imgs?)(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
 _A_STEP = r"(?: ?/ ?| per )(?:step|it|iter|iteration|batch)\b"
 _STEPS_A_S = r"(?:it(?:er(?:ation)?)?|step|batch)(?:e?s)?(?:/| per )s(?:ec(?:ond)?)?\b"
 _ITS_TIME = (
@@ -120,7 +120,7 @@ _VALUES = "".join(
         _optional(_rate("toks_per_s_per_rank", rf"{_RATE}{_PER_RANK}"), needs="tok"),
         _optional(
             _rate("samples_per_s", rf"{_SAMPLES}(?!{_PER_RANK})"),
-            needs="(?:sample|example|seq(?:uence)?|image|img)s?[/_ ]",
+            needs="(?:sample|record|example|seq(?:uence)?|image|img)s?[/_ ]",
         ),
         _optional(rf"{_WITHIN}(?<![\w.,/+-]){{ktoks_per_s}} ?(?:k|K) ?{_RATE}(?!\w)(?!{_PER_RANK})", needs="k ?tok"),
         _optional(

@@ -245,6 +245,7 @@ def test_rows_without_names_and_epochs_are_read_where_that_is_safe(
         ("step {n} loss 2.5 | images/sec/gpu: 90 | eval samples/s 9 | avg samples/s 8", {}),
         ("Batch {n}/500 (loss=2.5, time/batch=0.432s)", {"step_time_s": 0.432}),
         ("loss at iter {n}: 2.5, tok/s: 900", {"toks_per_s": 900.0}),
+        ("[Iteration {n}][Wall Clock 1.5s] Loss is 2.5. Current learning rate is 0.1. Decay is 1", {"lr": 0.1}),
         ("Train loss (at step {n}): 2.5, tok/s: 900", {"toks_per_s": 900.0}),
         ("step {n} loss 2.5 tok/s=900 (avg tok/s=99)", {"toks_per_s": 900.0}),
         ("step {n} loss 2.5 | throughput (avg): 900 tok/s", {}),
@@ -290,6 +291,34 @@ def test_a_time_of_every_tenth_step_needs_a_clock_beside_it(
     else:
         assert found is not None
         assert float(np.median(found.values)) == pytest.approx(1.0 if truth is None else truth)
+
+
+@pytest.mark.parametrize(
+    ("line", "series"),
+    [
+        (
+            "Epoch {n}/9\n9/9 [=========] - 48s 471ms/step - loss: 2.{n} - acc: 0.6 - val_loss: 3.{n}",
+            ("loss", "val_loss"),
+        ),
+        (
+            "2/2 ━━━━━━━━━━ 1s 471ms/step - acc: 0.6 - loss: 2.{n} - val_acc: 0.6 - val_loss: 3.{n}",
+            ("loss", "val_loss"),
+        ),
+        (
+            "2016-09-08 23:35:2{n},963 Node[0] Epoch[0] Batch [{n}]\tSpeed: 875 samples/sec\tTrain-CrossEntropy=2.{n}",
+            ("loss", "samples_per_s"),
+        ),
+    ],
+    ids=["Keras, the end of each bar", "Keras 3", "MXNet before gluon"],
+)
+def test_older_lines_of_a_library_are_read_with_what_they_say(
+    line: str, series: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The rising loss of the validation, and the cross-entropy, were left out."""
+    found = read((line.format(n=n) for n in range(1, 9)), tmp_path).series
+    assert {*series} <= found.keys()
+    assert found["loss"].values.tolist() == pytest.approx([2 + n / 10 for n in range(1, 9)])
+    assert found["loss"].steps.tolist() == [*range(1, 9)]
 
 
 def test_the_rate_of_a_rank_is_the_one_that_is_printed(tmp_path: Path) -> None:
