@@ -179,8 +179,9 @@ def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
     losses = values.tolist()
     if fell(losses) or trend(losses) < -_LEVEL_TREND:
         return
-    if any(next(more.look(run), None) is not None for more in (diverging, random_data_floor)):
-        return  # which say more of the same loss
+    of_the_same = (diverging, random_data_floor, zero_grad, steps_skipped, nothing_learned)
+    if any(next(other.look(run), None) is not None for other in of_the_same):
+        return  # they say why
     first, last = values[: len(values) // 3], values[-(len(values) // 3) :]
     error = 2 * math.sqrt((first.var() + last.var()) / len(first))
     yield Diagnosis(

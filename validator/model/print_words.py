@@ -46,7 +46,7 @@ _NOT_LOSS = "".join(
 ) + "".join(
     rf"(?<!\b{word} {kind} loss)" for word in ("avg", "average", "mean") for kind in ("train", "training", "batch")
 )
-_AT_STEP = r"(?: \(?(?:at|for|@) (?:global )?(?:step|iter(?:ation)?|update|batch) {0,8}#?\d+(?:/\d+)?\)?(?=[:=]))?"
+_AT_STEP = r"(?: \(?(?:at|for|@) (?:global )?(?:step|iter(?:ation)?|update|batch) {0,8}#?\d+(?:/\d+)?\)?(?= ?[:=]))?"
 """What some put between the loss and its number: `loss at step 5: 2.31`."""
 
 _LOSS = (
@@ -78,7 +78,7 @@ def _segment_without(words: str) -> str:
 
 
 _WITHIN, _WITHIN_TIMES = _segment_without(_MEANS), _segment_without(f"{_MEANS}|{_PARTS}")
-_NO_MEAN_BEHIND = r"(?![\d.]|[kKMG]\b|\s?\(?(?:avg|average|mean)\s?(?:[|,;)]|$))"
+_NO_MEAN_BEHIND = r"(?!\d|\.\d|[kKMG]\b|\s?\(?(?:avg|average|mean)\s?(?:[|,;)]|$))"
 _NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(?!\d))"
 """Three digits behind a blank and a number may belong to it, as in `12 345 tok/s`."""
 

@@ -11,9 +11,11 @@ from tests.validator.diagnose.cases import (
     healthy,
     of_folder,
     of_run,
+    run_of,
     steady,
 )
 from tests.validator.ingest.folders import write_csv, write_logs
+from validator.diagnose import diagnose_run
 
 
 def test_nan_loss(tmp_path: Path) -> None:
@@ -82,6 +84,14 @@ def test_a_loss_that_does_not_fall(
     losses = [2.1 - fall * i / rows + 0.02 * noise.gauss(0, 1) for i in range(rows)]
     finding = of_run(healthy(tmp_path / "r", n=rows, losses=losses, **column)).get("zero-grad")
     assert (finding is not None and finding.severity == "info" and "does not fall" in finding.message) == named
+
+
+def test_what_stops_a_loss_from_falling_is_said_once(tmp_path: Path) -> None:
+    noise = random.Random(3)
+    losses = [2.1 + 0.02 * noise.gauss(0, 1) for _ in range(240)]
+    for name, columns in (("lr", {"lr": [0.0] * 240}), ("norm", {"grad_norm": [0.0] * 240})):
+        found = diagnose_run(run_of(healthy(tmp_path / name, n=240, losses=losses, **columns)))
+        assert [one.severity for one in found if one.code == "zero-grad"] == ["veto"]
 
 
 @pytest.mark.parametrize(

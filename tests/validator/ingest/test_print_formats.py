@@ -245,8 +245,11 @@ def test_rows_without_names_and_epochs_are_read_where_that_is_safe(
         ("step {n} loss 2.5 | images/sec/gpu: 90 | eval samples/s 9 | avg samples/s 8", {}),
         ("Batch {n}/500 (loss=2.5, time/batch=0.432s)", {"step_time_s": 0.432}),
         ("loss at iter {n}: 2.5, tok/s: 900", {"toks_per_s": 900.0}),
-        ("[Iteration {n}][Wall Clock 1.5s] Loss is 2.5. Current learning rate is 0.1. Decay is 1", {"lr": 0.1}),
-        ("Train loss (at step {n}): 2.5, tok/s: 900", {"toks_per_s": 900.0}),
+        (
+            "[Iteration {n}][Wall 1s] Throughput is 408.25 records/second. Loss is 2.5. Current learning rate is 0.1.",
+            {"lr": 0.1, "samples_per_s": 408.25},
+        ),
+        ("Train loss (at step {n}) = 2.5, tok/s: 900", {"toks_per_s": 900.0}),
         ("step {n} loss 2.5 tok/s=900 (avg tok/s=99)", {"toks_per_s": 900.0}),
         ("step {n} loss 2.5 | throughput (avg): 900 tok/s", {}),
         ("step {n} loss 2.5 | 900 tokens per second per GPU", {"toks_per_s_per_rank": 900.0}),
