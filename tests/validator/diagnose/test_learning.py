@@ -69,7 +69,7 @@ def test_nothing_learned(tmp_path: Path, columns: dict[str, list[float]], severi
 @pytest.mark.parametrize(
     ("fall", "rows", "column", "named"),
     [
-        (0.0, 240, {}, True),  # GO without a word: the optimizer had been given copies of the parameters
+        (0.0, 240, {}, True),
         (0.0, 60, {}, False),
         (0.15, 240, {}, False),
         (0.04, 240, {}, False),  # a fall of 2 %, slow and steady
