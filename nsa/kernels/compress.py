@@ -22,9 +22,10 @@ def compress_kernel(
     DIM: tl.constexpr,
     DIMP: tl.constexpr,
     BC: tl.constexpr,
+    BEYOND: tl.constexpr,
 ):
-    """``out [B, NC, G, DIM]``: mean of ``x [B, S, G, DIM]`` over tokens ``i*D .. i*D+L-1``. Grid (blocks / BC,
-    B * G)."""
+    """``out [B, NC, G, DIM]``: mean of ``x [B, S, G, DIM]`` over tokens ``i*D .. i*D+L-1``. The last sequence's are
+    followed by ``BEYOND`` rows of zeros. Grid ((NC + BEYOND) / BC, B * G)."""
     bg = tl.program_id(1)
     b = (bg // G).to(tl.int64)
     g = bg % G
@@ -38,7 +39,8 @@ def compress_kernel(
         row = (i * D + offset).to(tl.int64)
         total += tl.load(base + row[:, None] * sxs + c[None, :], mask=ok, other=0.0).to(tl.float32)
     dest = out + ((b * NC + i.to(tl.int64)) * G + g)[:, None] * DIM + c[None, :]
-    tl.store(dest, (total / L).to(out.dtype.element_ty), mask=ok)
+    room = NC + BEYOND * (bg >= tl.num_programs(1) - G).to(tl.int32)
+    tl.store(dest, (total / L).to(out.dtype.element_ty), mask=(i < room)[:, None] & (c < DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["S", "NC", "BG", "CHUNK", "n_chunks"])

@@ -62,15 +62,16 @@ def options(tile: Tile) -> dict[str, int]:
 
 
 def compress(x: Tensor, p: Problem) -> Tensor:
-    """Mean over compression blocks: ``[B, S, G, dim]`` to ``[B, n_cmp, G, dim]``."""
+    """Mean over compression blocks: ``[B, S, G, dim]`` to ``[B, n_cmp, G, dim]``, followed by rows of zeros."""
     B, _, G, dim = x.shape
-    n = B * p.n_cmp * G * dim
-    out = x.new_empty(n + hopper_forward.ROWS_BEYOND * G * dim)[:n].view(B, p.n_cmp, G, dim)
+    n, beyond = B * p.n_cmp * G * dim, hopper_forward.ROWS_BEYOND
+    out = x.new_empty(n + beyond * G * dim)[:n].view(B, p.n_cmp, G, dim)
     if p.n_cmp:
-        grid = (ceil_div(p.n_cmp, 16), p.bg)
+        grid = (ceil_div(p.n_cmp + beyond, 16), p.bg)
         with span("nsa.compress"):
             compress_kernel[grid](
-                x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16, **FUSED
+                x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16,
+                BEYOND=beyond, **FUSED
             )  # fmt: skip
     return out
 
@@ -91,9 +92,7 @@ def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem, *, by_wgmma: bool
     return o, lse
 
 
-def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem, *, by_wgmma: bool) -> tuple[Tensor, Tensor]:
-    if by_wgmma and hopper_forward.why_no_select(q, kc, p) is None:
-        return hopper_forward.select(q, kc, lse, p)
+def _select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
     top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
     counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
     tile = p.tiles.select
@@ -225,9 +224,15 @@ def forward(
     """
     with span("nsa.cmp"):
         by_wgmma = hopper_allowed() and hopper_forward.why_no_forward(q, kc, vc, p) is None
-        o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
+        together = by_wgmma and hopper_forward.why_no_choose(q, p) is None
+        if together:
+            o_cmp, lse_cmp, *chosen = hopper_forward.compressed_and_chosen(q, kc, vc, p)
+        else:
+            o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
     with span("nsa.sel.ranges_v2"):
-        index = _index(*_select(q, kc, lse_cmp, p, by_wgmma=by_wgmma), p) if p.n_top else _empty_index(q, p)
+        if not together:
+            chosen = [*_select(q, kc, lse_cmp, p)] if p.n_top else []
+        index = _index(*chosen, p) if chosen else _empty_index(q, p)
     streams = (q, k_sel, v_sel, k_win, v_win)
     o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(
         streams, o_cmp, gates, index, p, save=save, by_wgmma=by_wgmma

@@ -116,7 +116,7 @@ def _beside_hopper(p: Problem) -> Iterator[None]:
         (launch_backward, "why_no_gather"): hopper.gather_served(p),
         (launch_backward, "why_no_window"): hopper_window.window_served(p),
         (hopper_forward, "why_no_forward"): hopper_forward.forward_served(p),
-        (hopper_forward, "why_no_select"): hopper_forward.select_served(p),
+        (hopper_forward, "why_no_choose"): hopper_forward.choose_served(p),
         (hopper_forward, "why_no_attend"): hopper_forward.attend_served(p),
         (hopper_combine, "why_no_combine"): hopper_combine.combine_served(p),
     }

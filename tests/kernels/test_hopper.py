@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +30,8 @@ KERNELS = {
     "dense_backward": (launch._dense_constants, launch._DenseArguments),
     "gather_backward": (launch._gather_constants, launch._GatherArguments),
     "dense_forward": (forward._dense_constants, forward._DenseArguments),
-    "scores": (forward._scores_constants, forward._ScoresArguments),
+    "dense_forward that leaves": (partial(forward._dense_constants, leaves=True), forward._DenseArguments),
+    "choose": (forward._choose_constants, forward._ChooseArguments),
     "combine": (combine._constants, combine._Arguments),
     "gather_forward": (forward._gather_constants, forward._GatherArguments),
     "window_backward": (window._constants, window._Arguments),
@@ -70,7 +72,7 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "dense", "select", "merge", "gather"),
+    ("changed", "dense", "choose", "merge", "gather"),
     [
         ({}, None, None, None, None),
         ({"S": 8192}, None, None, None, None),
@@ -80,10 +82,10 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
         ({"dv": 64}, None, None, None, None),
         ({"dk": 64, "dv": 64}, None, None, "narrow", "narrow"),
         ({"dk": 64, "dv": 64, "l_sel": 32}, None, "sizes", "sizes", "sizes"),
-        ({"S": 31}, "no_keys", "sizes", "no_keys", "no_keys"),
+        ({"S": 31}, "no_keys", "no_keys", "no_keys", "no_keys"),
         ({"S": 190}, None, "sizes", "no_keys", "no_keys"),
         ({"hpg": 4}, None, None, None, "sizes"),
-        ({"hpg": 1}, None, "sizes", None, "sizes"),
+        ({"hpg": 1}, None, None, None, "sizes"),
         ({"hpg": 5}, None, None, None, "sizes"),
         ({"hpg": 24}, None, None, None, None),
         ({"hpg": 40}, None, "sizes", "sizes", None),
@@ -95,15 +97,30 @@ def test_what_a_problem_lacks_is_named(changed: dict[str, Any], dense: str | Non
 def test_what_a_problem_lacks_for_the_forward_pass(
     changed: dict[str, Any],
     dense: str | None,
-    select: str | None,
+    choose: str | None,
     merge: str | None,
     gather: str | None,
 ) -> None:
     p = problem(**{"S": 32768} | changed)
     assert forward.forward_served(p) == dense
-    assert forward.select_served(p) == select
+    assert forward.choose_served(p) == choose
     assert combine.combine_served(p) == merge
     assert forward.attend_served(p) == gather
+
+
+@pytest.mark.parametrize(
+    ("hpg", "S", "turns"), [(16, 8192, 1), (6, 65536, 1), (16, 65536, 2), (16, 131072, 8), (32, 262144, 2 * 35)]
+)
+def test_what_is_left_to_choose_by_takes_limited_memory(hpg: int, S: int, turns: int) -> None:
+    p = problem(hpg, S=S)
+    runs, most = forward._strip_turns(p)
+    assert len(runs) == turns
+    assert most <= forward._STRIP_BYTES
+    tokens = torch.zeros(p.bg, p.S, dtype=torch.int8)
+    for (pair, count), (first, end) in runs:
+        assert first % (forward._LEFT_KEYS * p.d) == 0, "where the number of records of a token changes"
+        tokens[pair : pair + count, first:end] += 1
+    assert bool((tokens == 1).all())
 
 
 @pytest.mark.parametrize(("hpg", "dk", "dense"), [(16, 128, 3), (100, 128, 2), (6, 64, 3), (64, 64, 3), (16, 192, 2)])
@@ -237,16 +254,19 @@ def test_a_product_names_each_of_its_operands_once(n: int, registers: bool) -> N
 
 
 def laid_out(name: str, constants: program.Constants, tmp_path: Path) -> tuple[int, int]:
-    """Where the barriers of a kernel begin and how large its arguments are, by a host compiler."""
+    """Where the barriers of a kernel begin, or its shared memory ends, and how large its arguments are, by a host
+    compiler."""
     text = (Path(program.__file__).parent / f"{name}.cu").read_text(encoding="utf-8")
     layout = "\n".join(re.findall(r"^(?:constexpr|static_assert)[^;]*;", text, re.MULTILINE))
     arguments = re.search(r"struct Arguments \{.*?\n\};", text, re.DOTALL)
     assert arguments
+    end = "AT_BARRIERS" if "AT_BARRIERS" in text else "WARPS * ROW * 4"
     source = tmp_path / "layout.cpp"
     source.write_text(
-        "#include <cstdio>\nstruct alignas(64) TensorMap { unsigned long long words[16]; };\n"
+        "#include <cstdio>\ntypedef unsigned short u16;\n"
+        "struct alignas(64) TensorMap { unsigned long long words[16]; };\n"
         + "".join(f"#define {key} {value}\n" for key, value in constants)
-        + f'{layout}\n{arguments[0]}\nint main() {{ std::printf("%d %zu", AT_BARRIERS, sizeof(Arguments)); }}\n'
+        + f'{layout}\n{arguments[0]}\nint main() {{ std::printf("%d %zu", {end}, sizeof(Arguments)); }}\n'
     )
     subprocess.run(["g++", "-std=c++17", "-w", "-o", tmp_path / "layout", source], check=True)
     found = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.split()
@@ -260,17 +280,17 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
     p = problem(*of)
     asked, given = KERNELS[name]
     constants, shared = asked(p)
-    barriers, arguments = laid_out(name, constants, tmp_path)
-    stages, ring = dict(constants)["STAGES"], dict(constants).get("RING", 0)
+    barriers, arguments = laid_out(name.split()[0], constants, tmp_path)
+    stages, ring = dict(constants).get("STAGES", 0), dict(constants).get("RING", 0)
     n_barriers = {
         "dense_backward": 1 + 4 * stages,
         "gather_backward": 2 + 3 * stages,
         "dense_forward": 2 * dict(constants).get("QUERIES", 0) + 4 * stages,
-        "scores": 6 + 2 * stages,
+        "choose": 0,
         "combine": 6 + 4 * stages + 2 * ring + 4 * dict(constants).get("KEPT", 0),
         "gather_forward": 4 + 2 * stages,
         "window_backward": 1 + 4 * stages,
-    }[name]
+    }[name.split()[0]]
     assert shared == barriers + 8 * n_barriers
     assert shared <= SHARED_LIMIT
     assert ctypes.sizeof(given) == arguments
@@ -278,7 +298,7 @@ def test_launches_agree_with_the_sources_layout(name: str, of: tuple[int, int, i
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_source_holds_all_that_is_compiled(name: str) -> None:
-    text = program.source(name, KERNELS[name][0](problem(16))[0])
+    text = program.source(name.split()[0], KERNELS[name][0](problem(16))[0])
     assert "#include" not in text, "what a kernel is kept by on disk is its source"
     assert ("a.tile_offsets" in text) == name.startswith("gather")
 
@@ -303,7 +323,7 @@ def test_sources_compile_for_hopper_to_products_that_run_side_by_side(of: tuple[
     """Where the assembler cannot keep products in flight it waits for each, and says so; a spill is a round trip."""
     p = problem(*of)
     for name, (asked, _) in KERNELS.items():
-        said = assembled(program.source(name, asked(p)[0]))
+        said = assembled(program.source(name.split()[0], asked(p)[0]))
         assert "Performance Loss" not in said, (name, said)
         spilled = re.search(r"(\d+) bytes spill stores", said)
         assert spilled, said

@@ -152,8 +152,8 @@ def test_what_is_compiled_is_not_looked_for_again_until_the_cache_goes(
     ("changes", "expected"),
     [
         ({}, {"dense_forward", "dense_backward", "window_backward", "gather_backward"}),
-        ({"S": 65536, "H": 64, "G": 4, "Dk": 128, "Dv": 128}, {"scores", "combine", "gather_backward"}),
-        ({"S": 65536, "H": 64, "G": 4, "Dk": 192, "Dv": 128}, {"scores", "gather_forward", "window_backward"}),
+        ({"S": 65536, "H": 64, "G": 4, "Dk": 128, "Dv": 128}, {"choose", "combine", "gather_backward"}),
+        ({"S": 65536, "H": 64, "G": 4, "Dk": 192, "Dv": 128}, {"choose", "gather_forward", "window_backward"}),
         ({"H": 8, "G": 8}, {"dense_forward", "dense_backward", "window_backward"}),
     ],
 )

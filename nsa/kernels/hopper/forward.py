@@ -18,14 +18,14 @@ __all__ = [
     "ROWS_BEYOND",
     "attend",
     "compressed",
+    "compressed_and_chosen",
     "forward_sources",
-    "select",
     "why_no_attend",
+    "why_no_choose",
     "why_no_forward",
-    "why_no_select",
 ]
 
-_DENSE, _SCORES, _GATHER = "dense_forward", "scores", "gather_forward"
+_DENSE, _CHOOSE, _GATHER = "dense_forward", "choose", "gather_forward"
 _SHARED_LIMIT = 227 * 1024
 _LEAST_HEADS = 6
 """Heads of a group from which on a copy for each token is large enough."""
@@ -37,18 +37,17 @@ class _DenseArguments(ctypes.Structure):
     """``dense_forward.cu``'s ``Arguments``."""
 
     _fields_ = (
-        ("maps", ctypes.c_uint64 * 48), ("o", ctypes.c_void_p), ("lse", ctypes.c_void_p), ("sizes", ctypes.c_int * 6),
-        ("scale2", ctypes.c_float), ("padding", ctypes.c_byte * 20),
+        ("maps", ctypes.c_uint64 * 48), ("o", ctypes.c_void_p), ("lse", ctypes.c_void_p), ("strips", ctypes.c_void_p),
+        ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float),
     )  # fmt: skip
 
 
-class _ScoresArguments(ctypes.Structure):
-    """``scores.cu``'s ``Arguments``."""
+class _ChooseArguments(ctypes.Structure):
+    """``choose.cu``'s ``Arguments``."""
 
     _fields_ = (
-        ("maps", ctypes.c_uint64 * 32), ("lse", ctypes.c_void_p), ("strips", ctypes.c_void_p), ("top", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p), ("sizes", ctypes.c_int * 9), ("scale2", ctypes.c_float),
-        ("padding", ctypes.c_byte * 56),
+        ("given", ctypes.c_void_p * 6), ("q_strides", ctypes.c_int64 * 3), ("sizes", ctypes.c_int * 11),
+        ("scale2", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -61,8 +60,10 @@ class _GatherArguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def _dense_tile(p: Problem) -> tuple[int, int, int, int]:
+def _dense_tile(p: Problem, *, leaves: bool = False) -> tuple[int, int, int, int]:
     """Warpgroups that multiply, keys of a tile, stages, whether warpgroups issue products in turns."""
+    if leaves:
+        return (2, _LEFT_KEYS, 2, 1) if p.dims.dk > 64 else (2, _LEFT_KEYS, 3, 0)
     # Three warpgroups leave too many rows idle where a group's heads fill 192 rows worse than 128.
     three = 192 // p.hpg * p.hpg >= 160
     if p.dims.dk > 128:
@@ -72,43 +73,38 @@ def _dense_tile(p: Problem) -> tuple[int, int, int, int]:
     return (3, 128, 2, 0) if three else (2, 128, 3, 0)
 
 
-def _dense_constants(p: Problem) -> tuple[Constants, int]:
-    """Constants and shared memory."""
+def _dense_constants(p: Problem, *, leaves: bool = False) -> tuple[Constants, int]:
+    """Constants and shared memory; ``leaves``: what blocks are chosen by as well."""
     dk, dv = p.dims.dk, p.dims.dv
-    warpgroups, keys, stages, turns = _dense_tile(p)
+    warpgroups, keys, stages, turns = _dense_tile(p, leaves=leaves)
     of_queries, of_keys = 128 * warpgroups * dk, stages * keys * 2 * (dk + dv)
     queries = 2 if 2 * of_queries + of_keys + 32 + 32 * stages <= _SHARED_LIMIT else 1
     constants = (
         ("DK", dk), ("DV", dv), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("WGS", warpgroups), ("BN", keys),
-        ("STAGES", stages), ("QUERIES", queries), ("TURNS", turns), ("HALF", int(p.dtype == torch.float16)),
+        ("STAGES", stages), ("QUERIES", queries), ("TURNS", turns), ("LEAVES", int(leaves)),
+        ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
     return constants, queries * (of_queries + 16) + of_keys + 32 * stages
 
 
-_SCORES_KEYS = 128
-"""Keys of a tile where blocks are scored."""
-ROWS_BEYOND = _SCORES_KEYS // 4 - 1
-"""Rows after the last one of compressed keys that are read where blocks are scored. Keys without room for them are
-copied."""
+_LEFT_KEYS = 128
+"""Keys of a record in strips.cuh."""
+_STRIP_BYTES = 1280 << 20
+"""What is left of probabilities may take this much memory at once; beyond it pairs and tokens run in turns."""
+_CHOOSE_WARPS = 8
+ROWS_BEYOND = _LEFT_KEYS // 4 - 1
+"""Rows after the last one of compressed keys and values that are read where blocks are chosen: zeros, which
+:func:`nsa.kernels.launch.compress` leaves there. Others are copied."""
 
 
-def _scores_tile(p: Problem) -> tuple[int, int, int, int]:
-    """Rows of a token's heads, warpgroups that multiply, whether one more chooses, stages."""
-    rows = next(n for n in (4, 8, 16, 32) if p.hpg <= n)
-    return (rows, 3, 0, 2) if p.dims.dk > 128 else (rows, 3, 1, 4)
-
-
-def _scores_constants(p: Problem) -> tuple[Constants, int]:
+def _choose_constants(p: Problem) -> tuple[Constants, int]:
     """Constants and shared memory."""
-    _, warpgroups, extra, stages = _scores_tile(p)
     most = ceil_div(p.n_blocks, 1024) * 32
     constants = (
-        ("DK", p.dims.dk), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("LS", p.l_sel), ("NTOP", p.n_top),
-        ("WGS", warpgroups), ("EXTRA", extra), ("BN", _SCORES_KEYS), ("STAGES", stages), ("MOST", most),
-        ("HALF", int(p.dtype == torch.float16)),
+        ("DK", p.dims.dk), ("HPG", p.hpg), ("L", p.l), ("D", p.d), ("LS", p.l_sel), ("NTOP", p.n_top), ("MOST", most),
+        ("WARPS", _CHOOSE_WARPS), ("RESIDENT", 2 if p.hpg > 16 else 3), ("HALF", int(p.dtype == torch.float16)),
     )  # fmt: skip
-    tiles = 2 * p.dims.dk * (64 * warpgroups + _SCORES_KEYS * stages)
-    return constants, tiles + (3 + 4 * extra) * (32 * most + 128) * 4 + 48 + 16 * stages
+    return constants, _CHOOSE_WARPS * (32 * most + 128) * 4
 
 
 def _gather_constants(p: Problem, *, whole: bool = True) -> tuple[Constants, int]:
@@ -135,17 +131,6 @@ def attend_served(p: Problem) -> str | None:
     return None if p.dims.dk >= _LEAST_KEY_DIM else "narrow"
 
 
-def select_served(p: Problem) -> str | None:
-    """The reasons of :func:`why_no_select` that lie in the problem."""
-    if p.dtype not in (torch.bfloat16, torch.float16):
-        return "dtype"
-    if p.dims.dk not in (64, 128, 192):
-        return "head_dim"
-    if not 4 <= p.hpg <= 32 or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
-        return "sizes"
-    return "sizes" if _scores_constants(p)[1] > _SHARED_LIMIT else None
-
-
 def forward_served(p: Problem) -> str | None:
     """The reasons of :func:`why_no_forward` that lie in the problem."""
     if p.dtype not in (torch.bfloat16, torch.float16):
@@ -160,9 +145,10 @@ def forward_served(p: Problem) -> str | None:
 def forward_sources(p: Problem) -> Iterator[tuple[str, Constants]]:
     """Sources, with their constants, of the kernels of this module that a problem takes."""
     if forward_served(p) is None:
-        yield _DENSE, _dense_constants(p)[0]
-        if select_served(p) is None:
-            yield _SCORES, _scores_constants(p)[0]
+        chooses = choose_served(p) is None
+        yield _DENSE, _dense_constants(p, leaves=chooses)[0]
+        if chooses:
+            yield _CHOOSE, _choose_constants(p)[0]
         if attend_served(p) is None:
             yield _GATHER, _gather_constants(p)[0]
 
@@ -184,12 +170,26 @@ def why_no_forward(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> str | None:
         return why_not_built(_DENSE, *_dense_constants(p), torch.cuda.current_device())
 
 
-def why_no_select(q: Tensor, kc: Tensor, p: Problem) -> str | None:
-    """None if scores and the choice of blocks can run so, where :func:`why_no_forward` finds nothing against it."""
-    if reason := select_served(p):
+def choose_served(p: Problem) -> str | None:
+    """The reasons of :func:`why_no_choose` that lie in the problem."""
+    if reason := forward_served(p):
+        return reason
+    if p.hpg > 32 or p.l != 2 * p.d or p.l_sel != 4 * p.d or not 0 < p.n_top <= 32:
+        return "sizes"
+    return "sizes" if _choose_constants(p)[1] > _SHARED_LIMIT else None
+
+
+def why_no_choose(q: Tensor, p: Problem) -> str | None:
+    """None if the compressed branch can leave what blocks are chosen by, where :func:`why_no_forward` finds nothing
+    against it, else the reason: ``sizes`` (more than 32 heads in a group, more than 32 scored blocks, other ratios of
+    blocks) or ``build``."""
+    if reason := choose_served(p):
         return reason
     with torch.cuda.device(q.device):
-        return why_not_built(_SCORES, *_scores_constants(p), torch.cuda.current_device())
+        device = torch.cuda.current_device()
+        return why_not_built(_DENSE, *_dense_constants(p, leaves=True), device) or why_not_built(
+            _CHOOSE, *_choose_constants(p), device
+        )
 
 
 def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
@@ -203,51 +203,92 @@ def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | 
         return why_not_built(_GATHER, *_gather_constants(p, whole=in_rows(q)), torch.cuda.current_device())
 
 
+def _dense(
+    streams: tuple[Tensor, Tensor, Tensor], out: tuple[Tensor, Tensor], p: Problem, strips: Tensor | None = None,
+    *, pairs: tuple[int, int], tokens: tuple[int, int],
+) -> None:  # fmt: skip
+    """The compressed branch of ``pairs`` (first, count) and ``tokens`` (first, end), which leaves ``strips``."""
+    q, kc, vc = streams
+    leaves = strips is not None
+    warpgroups, keys = _dense_tile(p, leaves=leaves)[:2]
+    rows = 64 * warpgroups // p.hpg
+    tiles = ceil_div(tokens[1] - tokens[0], rows)
+    maps = tensor_map(q, rows=rows, heads=p.hpg)
+    maps += b"".join(tensor_map(x, rows=keys, by_lane=leaves) for x in (kc, vc))
+    sizes = (p.S, p.H, p.G, pairs[1], tiles, tiles * pairs[1], pairs[0], *tokens)
+    left = None if strips is None else strips.data_ptr()
+    (at,) = pointers(out)
+    given = _DenseArguments((ctypes.c_uint64 * 48).from_buffer_copy(maps), *at, left, sizes, p.scale2)
+    blocks = min(tiles * pairs[1], p.n_processors)
+    launch(_DENSE, *_dense_constants(p, leaves=leaves), blocks, given, q.device, threads=128 * (warpgroups + 1))
+
+
+def _empty_output(q: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
+    return q.new_empty(p.B, p.S, p.H, p.dims.dv), q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
+
+
 def compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
     """Output ``[B, S, H, dv]`` and base-2 log-sum-exp ``[B, S, H]`` over the visible compressed tokens ``kc, vc
     [B, n_cmp, G, .]``; rows that see none give 0 and -1e30."""
-    o = q.new_empty(p.B, p.S, p.H, p.dims.dv)
-    lse = q.new_empty(p.B, p.S, p.H, dtype=torch.float32)
-    warpgroups, keys = _dense_tile(p)[:2]
-    tokens = 64 * warpgroups // p.hpg
-    tiles = ceil_div(p.S, tokens)
-    maps = tensor_map(q, rows=tokens, heads=p.hpg) + tensor_map(kc, rows=keys) + tensor_map(vc, rows=keys)
-    sizes = (p.S, p.H, p.G, p.bg, tiles, tiles * p.bg)
-    given = _DenseArguments(
-        (ctypes.c_uint64 * 48).from_buffer_copy(maps), o.data_ptr(), lse.data_ptr(), sizes, p.scale2
-    )  # fmt: skip
-    blocks = min(tiles * p.bg, p.n_processors)
-    launch(_DENSE, *_dense_constants(p), blocks, given, q.device, threads=128 * (warpgroups + 1))
-    return o, lse
+    out = _empty_output(q, p)
+    _dense((q, kc, vc), out, p, pairs=(0, p.bg), tokens=(0, p.S))
+    return out
+
+
+def _strip_turns(p: Problem) -> tuple[list[tuple[tuple[int, int], tuple[int, int]]], int]:
+    """Runs of pairs (first, count) and of tokens (first, end), of which what is left fits its limit as far as it can,
+    and the bytes of the largest."""
+    span = _LEFT_KEYS * p.d
+    record = ceil_div(p.hpg * 72, 16) * 16
+
+    def records(t: int) -> int:
+        """Of a pair's tokens before ``t``."""
+        c = t // span
+        return span * c * (c + 1) // 2 + t % span * (c + 1)
+
+    of_pair = records(p.S) * record
+    if of_pair <= _STRIP_BYTES:
+        most = min(_STRIP_BYTES // max(of_pair, 1), p.bg)
+        count = ceil_div(p.bg, ceil_div(p.bg, most))
+        turns = [((first, min(count, p.bg - first)), (0, p.S)) for first in range(0, p.bg, count)]
+        return turns, of_pair * count
+    ranges, first = [], 0
+    for end in [*range(span, p.S, span), p.S]:
+        after = min(end + span, p.S)
+        if end == p.S or (records(after) - records(first)) * record > _STRIP_BYTES:
+            ranges.append((first, end))
+            first = end
+    most = max((records(end) - records(first)) * record for first, end in ranges)
+    return [((pair, 1), tokens) for pair in range(p.bg) for tokens in ranges], most
+
+
+def compressed_and_chosen(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What :func:`compressed` gives, then the highest-scoring blocks ``[B * G, S, n_top]`` of each token, and how often
+    each was chosen from each span, as :func:`nsa.kernels.select.select_kernel` gives them."""
+    out = _empty_output(q, p)
+    top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
+    counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
+    kc, vc = _with_rows_beyond(kc), _with_rows_beyond(vc)
+    turns, most = _strip_turns(p)
+    strips = q.new_empty(most, dtype=torch.uint8)
+    constants = _choose_constants(p)
+    resident = dict(constants[0])["RESIDENT"]
+    for pairs, tokens in turns:
+        _dense((q, kc, vc), out, p, strips, pairs=pairs, tokens=tokens)
+        sizes = (p.S, p.H, p.G, p.n_cmp, p.n_blocks, p.span, p.n_lists, pairs[1], pairs[0], *tokens)
+        (at,) = pointers((strips, q, kc, out[1], top, counts))
+        given = _ChooseArguments(at, q.stride()[:3], sizes, p.scale2)
+        blocks = min(ceil_div((tokens[1] - tokens[0]) * pairs[1], _CHOOSE_WARPS), resident * p.n_processors)
+        launch(_CHOOSE, *constants, blocks, given, q.device, threads=32 * _CHOOSE_WARPS)
+    return *out, top, counts
 
 
 def _with_rows_beyond(kc: Tensor) -> Tensor:
-    """Contiguous, in memory of its own for :data:`ROWS_BEYOND` rows after the last one."""
+    """Contiguous, followed by :data:`ROWS_BEYOND` rows of zeros, as :func:`nsa.kernels.launch.compress` leaves it."""
     beyond = ROWS_BEYOND * kc[0, :1].numel()
-    room = kc.untyped_storage().nbytes() // kc.element_size() - kc.storage_offset() - kc.numel()
-    if room >= beyond and kc.is_contiguous():
+    if kc.untyped_storage().nbytes() == (kc.numel() + beyond) * kc.element_size() and kc.is_contiguous():
         return kc
-    return kc.new_empty(kc.numel() + beyond)[: kc.numel()].view_as(kc).copy_(kc)
-
-
-def select(q: Tensor, kc: Tensor, lse: Tensor, p: Problem) -> tuple[Tensor, Tensor]:
-    """The highest-scoring blocks ``[B * G, S, n_top]`` of each token, and how often each was chosen from each span, as
-    :func:`nsa.kernels.select.select_kernel` gives them. ``lse [B, S, H]`` is that of :func:`compressed`."""
-    rows, warpgroups, extra, _ = _scores_tile(p)
-    tokens, constants = 64 * warpgroups // rows, _scores_constants(p)
-    tiles = ceil_div(p.S, tokens)
-    blocks = min(tiles * p.bg, p.n_processors)
-    top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
-    counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
-    strips = q.new_empty(blocks, 2, tokens, ceil_div(rows, 16), 32 * dict(constants[0])["MOST"], dtype=torch.float32)
-    kc = _with_rows_beyond(kc)
-    maps = tensor_map(q, rows=tokens if p.hpg == rows else 1, heads=p.hpg)
-    maps += tensor_map(kc, rows=_SCORES_KEYS, by_lane=True)
-    sizes = (p.S, p.H, p.G, p.bg, tiles, tiles * p.bg, p.n_blocks, p.span, p.n_lists)
-    pointers = tuple(x.data_ptr() for x in (lse, strips, top, counts))
-    given = _ScoresArguments((ctypes.c_uint64 * 32).from_buffer_copy(maps), *pointers, sizes, p.scale2)
-    launch(_SCORES, *constants, blocks, given, q.device, threads=128 * (warpgroups + 1 + extra))
-    return top, counts
+    return kc.new_zeros(kc.numel() + beyond)[: kc.numel()].view_as(kc).copy_(kc)
 
 
 def attend(

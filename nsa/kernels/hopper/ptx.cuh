@@ -2,6 +2,7 @@
 //
 // The products themselves, one function for each width, are written out by products.py.
 
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
@@ -112,6 +113,17 @@ DEVICE void put_box(const TensorMap *map, u32 from, int c0, int c1, int c2, int 
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5, %6}], [%1], %7;"
                  ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(first)
+                 : "memory");
+}
+// Stores to global memory where `inside`, of what is read once: no branch keeps other instructions from running beside them.
+DEVICE void put_four(void *to, const u32 (&x)[4], bool inside) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};\n}"
+                 ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"((u32)inside)
+                 : "memory");
+}
+DEVICE void put_two(void *to, float x, float y, bool inside) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.cs.v2.f32 [%0], {%1, %2};\n}"
+                 ::"l"(to), "f"(x), "f"(y), "r"((u32)inside)
                  : "memory");
 }
 DEVICE void put_close() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

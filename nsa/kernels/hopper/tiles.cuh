@@ -105,19 +105,20 @@ template <int N> DEVICE void add_keys(float *to, const float (&x)[N / 2], int ke
 
 // What follows is for tiles of the other kind: 64 rows of queries down, N keys across. A lane holds two rows, g and g + 8.
 
-// Scores of keys `n0 ..` that a row does not see become minus infinity; `seen`: keys that it sees, less 2 * t.
-template <int N> DEVICE void hide(float (&s)[N / 2], int n0, const int (&seen)[2]) {
+// Scores of keys `n0 ..` that a row does not see become minus infinity; `seen`: keys that it sees, less 2 * t, or, where keys come
+// BY_LANE (a lane has a quarter of them, in their order), less N / 4 * t.
+template <int N, bool BY_LANE = false> DEVICE void hide(float (&s)[N / 2], int n0, const int (&seen)[2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2] - n0) s[i] = __int_as_float(0xff800000);
+        if (i / 4 * (BY_LANE ? 2 : 8) + i % 2 >= seen[i / 2 % 2] - n0) s[i] = __int_as_float(0xff800000);
 }
 
-// Scores to probabilities relative to `m`, in base 2: a row's largest score so far, unless that is at most SLACK more, so that
-// what was summed before is seldom faded. `total` is the sum of what this lane holds; a tile in which a row sees nothing adds exactly zero.
-// Returns whether `m` of some row grew, and then what former sums are to be multiplied by, `faded`.
-template <int N>
+// Scores to probabilities relative to `m`, in base 2: LIFT less than a row's largest score so far, unless that is at most SLACK more,
+// so that what was summed before is seldom faded. `total` is the sum of what this lane holds (TOTAL: whether it is added to here); a
+// tile in which a row sees nothing adds exactly zero. Returns whether `m` of some row grew, and then what former sums are to be
+// multiplied by, `faded`.
+template <int N, int LIFT = 0, int SLACK = 8, bool TOTAL = true>
 DEVICE bool soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&faded)[2], float scale2) {
-    constexpr float SLACK = 8.f;
     float most[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -126,14 +127,14 @@ DEVICE bool soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&
         for (int j = 1; j < N / 8; j++) most[h] = fmaxf(most[h], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
         most[h] *= scale2;
     }
-    const bool grows = __any_sync(~0u, most[0] > m[0] + SLACK || most[1] > m[1] + SLACK);
+    const bool grows = __any_sync(~0u, most[0] > m[0] + (LIFT + SLACK) || most[1] > m[1] + (LIFT + SLACK));
     if (grows)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
             most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
             // Each row by itself: another one's scores, and what idle rows hold, must not change how this one is rounded.
-            const float then = most[h] > m[h] + SLACK ? most[h] : m[h];
+            const float then = most[h] > m[h] + (LIFT + SLACK) ? most[h] - LIFT : m[h];
             faded[h] = exp2_of(m[h] - then);
             m[h] = then;
             total[h] *= faded[h];
@@ -145,7 +146,7 @@ DEVICE bool soften(float (&s)[N / 2], float (&m)[2], float (&total)[2], float (&
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
             for (int i = 2 * h; i < 2 * h + 2; i++) sum += s[4 * j + i] = exp2_of(fmaf(s[4 * j + i], scale2, -m[h]));
-        total[h] += sum;
+        if (TOTAL) total[h] += sum;
     }
     return grows;
 }

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import time
+from functools import partial
 from unittest import mock
 
 import torch
@@ -34,7 +35,8 @@ def sources(shape: Shape) -> list[Source]:
         ("gather_backward", backward or launch.gather_served(p), launch._gather_constants),
         ("window_backward", backward or window.window_served(p), window._constants),
         ("dense_forward", forward.forward_served(p), forward._dense_constants),
-        ("scores", forward.select_served(p), forward._scores_constants),
+        ("dense_forward", forward.choose_served(p), partial(forward._dense_constants, leaves=True)),
+        ("choose", forward.choose_served(p), forward._choose_constants),
         ("combine", combine.combine_served(p), combine._constants),
         ("gather_forward", forward.attend_served(p), forward._gather_constants),
     )
