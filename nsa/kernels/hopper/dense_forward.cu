@@ -52,7 +52,7 @@ struct Left {
     }
 };
 
-// What a lane's two rows give to its eight blocks of a tile, and the probability of its last key.
+// What a lane's two rows give to its eight blocks of a tile, and half the probability of its last key.
 struct Sums {
     float sum[2][8], last[2];
 
@@ -69,6 +69,7 @@ struct Sums {
                 sum[h][p] = fmaf(2.f, three, p > 0 ? s[at + 5] + s[at - 3] : s[at + 5]);
                 all += sum[h][p];
             }
+            // A product: for a copy of what the next scores overwrite, the assembler would have them wait.
             last[h] = .5f * s[61 + 2 * h];
             total[h] += fmaf(.5f, all, last[h]);
         }

@@ -89,7 +89,7 @@ def _dense_constants(p: Problem, *, leaves: bool = False) -> tuple[Constants, in
 
 _LEFT_KEYS = 128
 """Keys of a record in strips.cuh."""
-_STRIP_BYTES = 1280 << 20
+_STRIP_BYTES = 2560 << 20
 """What is left of probabilities may take this much memory at once; beyond it pairs and tokens run in turns."""
 _CHOOSE_WARPS = 8
 ROWS_BEYOND = _LEFT_KEYS // 4 - 1

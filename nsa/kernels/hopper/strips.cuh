@@ -1,15 +1,15 @@
 // What the compressed branch leaves of its probabilities, for blocks to be chosen by: dense_forward.cu writes, choose.cu reads.
 //
 // Of a token and 128 keys there is a record: of each head the sums of its 32 blocks, 16 bits each, relative to the head's reference in
-// these keys, and of each head that reference and the probability of the last key, of which the next record's first block has
-// half. A token of SPAN * c .. SPAN * (c + 1) - 1 has c + 1 records, as many as it may see keys of.
+// these keys, and of each head that reference and half the probability of the last key, which the next record's first block has
+// as well. A token of SPAN * c .. SPAN * (c + 1) - 1 has c + 1 records, as many as it may see keys of.
 //
 // Constants: HPG, D.
 
 constexpr int HEAD_BYTES = 64, RECORD = (HPG * (HEAD_BYTES + 8) + 15) / 16 * 16, SPAN = 128 * D;
 // A sum, never negative, plus 2 has an exponent of four bits; the twelve that follow it are kept, rounded. Probabilities are up to
-// 2^(LIFT + SLACK), and a sum of a block's is below 2^17.
-constexpr int LIFT = 10, SLACK = 4;
+// 2^(LIFT + SLACK), a block's sum is up to 8 times that, and 2^17 would be beyond the exponent.
+constexpr int LIFT = 9, SLACK = 4;
 constexpr float ADDED = 2.f;
 
 // Two sums, to each of which ADDED was added, the first in the low half.
