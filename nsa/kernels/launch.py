@@ -65,15 +65,15 @@ def compress(x: Tensor, p: Problem) -> Tensor:
     """Mean over compression blocks: ``[B, S, G, dim]`` to ``[B, n_cmp, G, dim]``, followed by rows of zeros."""
     B, _, G, dim = x.shape
     n, beyond = B * p.n_cmp * G * dim, hopper_forward.ROWS_BEYOND
-    out = x.new_empty(n + beyond * G * dim)[:n].view(B, p.n_cmp, G, dim)
+    room = x.new_empty(n + beyond * G * dim)
     if p.n_cmp:
         grid = (ceil_div(p.n_cmp + beyond, 16), p.bg)
         with span("nsa.compress"):
             compress_kernel[grid](
-                x, out, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16,
+                x, room, *strides(x), p.n_cmp, G=G, L=p.l, D=p.d, DIM=dim, DIMP=next_power_of_2(dim), BC=16,
                 BEYOND=beyond, **FUSED
             )  # fmt: skip
-    return out
+    return room[:n].view(B, p.n_cmp, G, dim)
 
 
 def _compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem, *, by_wgmma: bool) -> tuple[Tensor, Tensor]:

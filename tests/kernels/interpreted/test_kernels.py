@@ -11,6 +11,7 @@ from torch import Tensor
 from nsa.attention import nsa_attention
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
 from nsa.kernels import launch, nsa_attention_triton, ops, problem, why_unsupported
+from nsa.kernels.hopper.forward import ROWS_BEYOND
 from nsa.kernels.hopper.rows import rows_kernel
 from nsa.parity.oracle import oracle_attention, selection_defects
 
@@ -115,6 +116,19 @@ def test_compressed_streams_give_their_own_gradient() -> None:
     for got, want in zip(grads, torch.autograd.grad(ref.o.sum(), y), strict=True):
         assert got.shape == want.shape
         assert error(got, want) <= 1e-5
+
+
+def test_rows_of_zeros_follow_the_compressed_ones_of_the_last_sequence() -> None:
+    case = Case(2, 21, 2, 2, 10, 6, sizes(8, 4, 8, 5, 12))
+    q, k, v = inputs(case)[:3]
+    p = problem.Problem.of(q, k, v, sizes=(*case.sizes.values(),), scale=1.0, deterministic=False)
+    out = launch.compress(k.detach(), p)
+    row = case.G * case.Dk
+    wanted = torch.stack([k.detach()[:, i * p.d : i * p.d + p.l].mean(1) for i in range(p.n_cmp)], 1)
+    assert torch.allclose(out, wanted, atol=1e-6)
+    behind = out.as_strided((ROWS_BEYOND * row,), (1,), out.numel())
+    assert behind.untyped_storage().nbytes() == (out.numel() + ROWS_BEYOND * row) * 4
+    assert not behind.any(), "a product of nothing and what is not a number is none"
 
 
 def test_views_of_a_fused_projection_are_read_in_place() -> None:
