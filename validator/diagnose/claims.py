@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from validator.diagnose.rule import MICRO_BATCHES, Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
 from validator.model.arguments import stated_tokens
 from validator.model.result import LogHit
-from validator.stats.clock import HEARTBEAT, Claim, best_reading, claims, clock_for, step_ends, timestamps
+from validator.stats.clock import HEARTBEAT, Claim, Clock, best_reading, claims, clock_for, dates, step_ends, timestamps
+from validator.stats.spacing import covered_steps
 from validator.text import format_duration, format_number, format_percent
 
 # "~2.5 h", "40 minutes", "1,200 s"
@@ -217,6 +219,10 @@ def _counted_tokens(run: RunFacts) -> tuple[float, str] | None:
 _SLACK_S, _SLACK = 2.0, 1.05
 _PEAK_SLACK = 1.05
 _PARAMETER_SLACK = 0.5
+_FAR_OFF = 3.0
+"""Factor between a printed time and the log's own clock from which it is no timer that leaves out data or logging."""
+_UNITS, _ROUND = (10.0, 60.0, 100.0, 1000.0, 3600.0), 0.03
+"""Factors between two units of time, or of a slip, and how near one is."""
 
 
 @rule("unit-mismatch", "veto", of="run")
@@ -243,22 +249,44 @@ def _dated(run: RunFacts) -> Iterator[Claim]:
 
 
 def _against_clock(run: RunFacts, claim: Claim, *, at_most: bool) -> Diagnosis | None:
-    """What was claimed, compared with the validator's stamps; without any, with the heartbeat's timestamps."""
+    """What was claimed, compared with the validator's stamps; without any, with the heartbeat's timestamps, or else
+    with the clock that the log prints. That one warns where what a timer leaves out may be the reason."""
     clock = clock_for(run.result, claim.source)
     if clock is None:
         clock = next((one for one in timestamps(run.result) if one.name == HEARTBEAT), None)
+    printed = dates(run.result) if clock is None else None
+    clock = clock or printed
     if clock is None:
         return None
+    found = _contradicted_by(run, claim, clock, at_most=at_most)
+    if found is None or printed is None or _of_other_unit(printed, found[1]):
+        return found and found[0]
+    return replace(found[0], severity="warning")
+
+
+def _of_other_unit(printed: Clock, factor: float) -> bool:
+    """Whether no pause explains that a printed time is so far from the log's own clock: between the rows of every
+    step there is room for none, and between others for one that is no round number of times as long."""
+    if factor < _FAR_OFF:
+        return False
+    each = float(np.median(covered_steps(printed.steps))) <= 1
+    return each or any(abs(factor / unit - 1) <= _ROUND for unit in _UNITS)
+
+
+def _contradicted_by(run: RunFacts, claim: Claim, clock: Clock, *, at_most: bool) -> tuple[Diagnosis, float] | None:
+    """What the clock says against the claim, and by what factor the two differ."""
     _, found_ = best_reading(claim, clock, after_step=run.spec.warmup_steps)
     if found_ is not None and found_.fits(whole=claim.whole) and found_.left_out is not None and not claim.whole:
         part = found_.left_out
         passed = f"steps {part.first_step} to {part.last_step} took {part.elapsed_s:,.1f} s by {clock.name}"
-        return _contradicted(run, claim, passed, part.claimed_s, 1 / max(part.ratio, 1e-9), there=" in a part of it")
+        slower = 1 / max(part.ratio, 1e-9)
+        return _contradicted(run, claim, passed, part.claimed_s, slower, there=" in a part of it"), slower
     if found_ is None or found_.fits(whole=claim.whole) or (at_most and found_.ratio > 1):
         return None
     steps = f"steps {found_.first_step + 1} to {found_.last_step}"
     passed = f"{steps} took {found_.elapsed_s:,.1f} s by {clock.name} ({found_.stamps} stamps)"
-    return _contradicted(run, claim, passed, found_.claimed_s, 1 / max(found_.ratio, 1e-9))
+    slower = 1 / max(found_.ratio, 1e-9)
+    return _contradicted(run, claim, passed, found_.claimed_s, slower), max(slower, 1 / slower)
 
 
 def _against_duration(run: RunFacts, claim: Claim) -> Diagnosis | None:

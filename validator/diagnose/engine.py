@@ -61,7 +61,9 @@ _MODULES = (
 
 
 def _rules(of: Scope) -> tuple[Rule[Any], ...]:
-    return tuple(one for module in _MODULES for one in vars(module).values() if isinstance(one, Rule) and one.of == of)
+    # A module may import a rule of another one.
+    found = {id(one): one for module in _MODULES for one in vars(module).values() if isinstance(one, Rule)}
+    return tuple(one for one in found.values() if one.of == of)
 
 
 _OF_A_RUN: tuple[Rule[RunFacts], ...] = _rules("run")

@@ -49,6 +49,9 @@ _VALIDATION = re.compile(
 )
 """A loss of the validation in the same line: `train-logloss:0.31 valid-logloss:0.64`."""
 
+_PACE = ("s/it", "it/s")
+"""Behind the pace of a progress bar."""
+
 _OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
 _PART = "|".join(PARTS)
 _PARTS = re.compile(rf"(?i)(?<![a-z])(?:{_PART})[ _/]?loss|loss[ _/]?(?:{_PART})(?![a-z])")
@@ -122,7 +125,9 @@ def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: r
     losses = [
         place
         for place, column in enumerate(columns)
-        if place != step and _may_be_loss(column, values[place], values[step], parts[place])
+        if place != step
+        and _may_be_loss(column, values[place], values[step], parts[place])
+        and not parts[place + 1].startswith(_PACE)
     ]
     if named is not None:
         losses = [place for place in losses if named.search(parts[place])]

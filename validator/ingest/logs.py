@@ -112,7 +112,8 @@ def _attempt(path: Path) -> tuple[tuple[int, ...], str]:
 
 def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
     """Numbered lines as a terminal shows them: without colors, and a carriage return also ends one, since progress bars
-    redraw theirs. Long ones are cut. Of a file that is one JSON document, its records."""
+    redraw theirs. Long ones are cut. Of a file that is one JSON document, its records. Zero bytes are left out: they
+    stand where a log was cut while its writer continued at the place where it was, and between letters in UTF-16."""
     number = 0
     if path.suffix == ".json" and stat_file(path).st_size <= SMALL_BYTES:
         with open_file(path) as file:
@@ -126,6 +127,7 @@ def _lines(path: Path, digest: Digest) -> Iterator[tuple[int, str]]:
         for raw in block.split(b"\n") if not block.endswith(b"\n") else block[:-1].split(b"\n"):
             number += 1
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
+                part = part.replace(b"\0", b"") if b"\0" in part else part
                 yield number, without_colors(part[: 2 * MAX_LINE])[:MAX_LINE].decode("utf-8", "replace")
 
 
@@ -176,10 +178,20 @@ def inferred(path: Path) -> str | None:
         return None
 
 
+_OF_TEXT = bytes({0, *b"\t\n\f\r\x08\x1b", *range(0x20, 0x7F), *range(0x80, 0x100)})
+_FEW_OTHERS = 0.01
+"""Bytes of text in ASCII, UTF-8 or UTF-16, with zeros, and the share of others that a text may hold."""
+
+
 def _is_binary(path: Path) -> bool:
-    """Whether a file holds zero bytes near its start, as no log does; to search its long lines would take hours."""
+    """Whether a file holds zero bytes near its start and other bytes beside them that no text has; to search its long
+    lines would take hours."""
     with open_file(path) as file:
-        return b"\0" in file.read(_LOOKED_AT)
+        start = file.read(_LOOKED_AT)
+        while start and not start.strip(b"\0"):
+            start = file.read(_LOOKED_AT)
+    others = start.translate(None, _OF_TEXT)
+    return b"\0" in start and len(others) > _FEW_OTHERS * len(start)
 
 
 def texts_of(folder: Path, found: LogFiles) -> tuple[Path, ...]:

@@ -375,8 +375,10 @@ class StepCounter:
         if math.isnan(step):
             return step
         epoch, length = printed.values.get("epoch"), printed.values.get("steps_per_epoch")
-        if self._last is not None and step < self._last:
-            later = None not in (epoch, self._epoch) and math.floor(epoch or 0) > math.floor(self._epoch or 0)
+        later = None not in (epoch, self._epoch) and math.floor(epoch or 0) > math.floor(self._epoch or 0)
+        # Of each epoch the same step alone may have a line.
+        again = later and length is not None and step == self._last
+        if self._last is not None and (step < self._last or again):
             # Without an epoch number, the last step of an epoch announces the next one.
             over = epoch is None and length is not None and self._last > length - max(self._stride, 1.5)
             if later or over:

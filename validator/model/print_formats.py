@@ -157,6 +157,19 @@ KNOWN: tuple[Recipe, ...] = (
         "the time is that of one step, the wait for data a running mean since the epoch's start",
     ),
     Recipe(
+        "Darknet",
+        (" rate, ",),
+        r"^ *{step}: {loss}, \S+ avg(?: loss)?, {lr} rate, {step_time_s} seconds, \d+ images",
+        "the loss is that of one batch, not its running mean",
+    ),
+    Recipe(
+        "HRNet",
+        ("iter:[",),
+        r"Epoch: \[{epoch}/\d+\] Iter:\[{step}/{steps_per_epoch}\], Time: {mean_step_time_s}, lr: .*?, Loss: {loss}"
+        r"|^(?:.*?INFO)?\W*Loss: {val_loss}, MeanIU:",
+        "the time is a mean since the epoch's start",
+    ),
+    Recipe(
         "DLRM",
         ("step_time",),
         r"Epoch:\[{epoch}/\d+\] \[{step}/{steps_per_epoch}\].*?loss: {loss} +step_time: {step_time_ms} ms",

@@ -50,18 +50,21 @@ _AT_STEP = r"(?: \(?(?:at|for|@) (?:global )?(?:step|iter(?:ation)?|update|batch
 """What some put between the loss and its number: `loss at step 5: 2.31`."""
 
 _LOSS = (
-    rf"{_NAME}(?:actor/pg_|(?:reduced_)?train(?:ing)?[ _/])?(?:lm[ _]|total[ _]|step_)?(?:loss|xent)\b{_NOT_LOSS}"
-    rf"(?: train\b)?(?: \(curr\))?{_AT_STEP}{_IS}{{loss}}(?![\d.,]*\s?%)"
+    rf"{_NAME}(?:actor/pg_|(?:reduced_)?train(?:ing)?[ _/])?(?:lm[ _]|total[ _]|step_)?(?:loss(?:_total)?|xent)\b"
+    rf"{_NOT_LOSS}(?: train\b)?(?: \(curr\))?{_AT_STEP}{_IS}{{loss}}(?![\d.,]*\s?%)"
 )
 
 _VAL_LOSS = (
-    rf"{_NAME}(?<!best )(?<!min )(?:val(?:id(?:ation)?)?|eval(?:uation)?)[ _/]loss\b{_IS}{{val_loss}}(?![\d.,]*\s?%)"
+    rf"{_NAME}(?<!best )(?<!min )(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss\b"
+    rf"{_IS}{{val_loss}}(?![\d.,]*\s?%)"
 )
 
 
-def _optional(part: str, *, needs: str = "") -> str:
-    """The part anywhere in the line, or not at all; it is looked for where the line holds what it `needs`."""
-    return rf"(?=(?:(?=.*?{needs}).*?{part})?)" if needs else rf"(?=(?:.*?{part})?)"
+def _optional(part: str, *, needs: str = "", unless: str = "") -> str:
+    """The part anywhere in the line, or not at all; it is looked for where the line holds what it `needs`, and not what
+    it is left out by."""
+    without = rf"(?!.*?{unless})" if unless else ""
+    return rf"(?=(?:(?=.*?{needs}){without}.*?{part})?)" if needs else rf"(?=(?:.*?{part})?)"
 
 
 _MEANS = (
@@ -113,7 +116,7 @@ def _rate(group: str, unit: str) -> str:
 _VALUES = "".join(
     (
         _optional(_LOSS, needs="(?:loss|xent)"),
-        _optional(_VAL_LOSS, needs="val"),
+        _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
         _optional(rf"(?<![a-z])(?:grad(?:ient)?[_ ]?norm|gnorm|(?<![_/])norm)\b{_IS}{{grad_norm}}", needs="norm"),
         _optional(rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}", needs="(?:lr|learning)"),
         _optional(_rate("toks_per_s", rf"{_RATE}(?!{_PER_RANK})"), needs="tok"),
@@ -122,6 +125,7 @@ _VALUES = "".join(
             _rate("samples_per_s", rf"{_SAMPLES}(?!{_PER_RANK})"),
             needs="(?:sample|record|example|seq(?:uence)?|image|img)s?[/_ ]",
         ),
+        _optional(rf"{_NAME}ips\b{_IS}{{samples_per_s}}(?! ?(?:tok|steps?/|it/))", needs="ips"),
         _optional(rf"{_WITHIN}(?<![\w.,/+-]){{ktoks_per_s}} ?(?:k|K) ?{_RATE}(?!\w)(?!{_PER_RANK})", needs="k ?tok"),
         _optional(
             rf"{_WITHIN_TIMES}{_ITS_TIME}(?:(?:_ms|[ _]?\(ms\)){_IS}{{step_time_ms}}|{_IS}{{step_time_ms}} ?ms\b)",
@@ -132,6 +136,13 @@ _VALUES = "".join(
             rf"|{_IS}{{step_time_s}} ?s(?:ec\w*)?\b|(?<=timing_s/step):{{step_time_s}})",
             needs="(?:dt|time|timing)",
         ),
+        # PaddlePaddle's, means of the steps since the line before; of an epoch's first step a part of one.
+        _optional(
+            rf"{_NAME}(?:avg_)?batch_cost{_IS}{{step_time_s}} ?s(?:ec)?\b",
+            needs="batch_cost",
+            unless=r"\bbatch_id: 0\b",
+        ),
+        _optional(rf"{_NAME}(?:(?:avg_)?reader|data)_cost{_IS}{{own_dt_fetch_s}} ?s(?:ec)?\b", needs="_cost"),
         _optional(_per("step_time_ms", rf"ms{_A_STEP}"), needs="ms"),
         _optional(_per("step_time_s", rf"s(?:ec(?:ond)?s?)?{_A_STEP}"), needs=r"s(?:ec(?:ond)?s?)?(?: ?/| per)"),
         _optional(_per("steps_per_s", _STEPS_A_S), needs=r"(?:/| per )s"),
@@ -154,7 +165,8 @@ _NOT_A_STEP = "".join(
     rf"(?<!\b{word} )"
     for word in ("per", "max", "total", "num", "of", "every", "best", "warmup", "micro", "inner", "accumulation")
 )
-_EPOCH = r"(?=(?:.{0,100}?\bepoch\b[^\w\n]{0,4}{epoch}(?![\d.,]*[\d%]))?)"
+_EPOCH = r"(?=(?:.{0,100}?\b(?:epoch\b|iteration\b(?=[:= ]{1,3}\d+ step:\d+/))[^\w\n]{0,4}{epoch}(?![\d.,]*[\d%]))?)"
+"""The number of an epoch, which some call an iteration: `iteration:2 step:300/1687`."""
 
 
 def _step(names: str) -> str:
@@ -164,6 +176,9 @@ def _step(names: str) -> str:
     return rf"(?=.*?{name}\s{{0,8}}[:=#\[]?\s{{0,8}}{{step}}{length}{_STEP_END})"
 
 
+_BY_LOGGER = r"(?:[^\n|]{0,80}?(?:\b(?:INFO|DEBUG|root)\b|__main__)\W{1,4})?"
+"""What a logger puts before a line, with or without a date."""
+
 _STEPS = (
     (
         "step and loss",
@@ -171,7 +186,7 @@ _STEPS = (
         ("step", "num_upd"),
     ),
     ("iteration and loss", r"iter(?:ation)?s?|itr|updates?", ("iter", "itr", "update")),
-    ("batch and loss", "batch", ("batch",)),
+    ("batch and loss", "batch(?:_id)?", ("batch",)),
 )
 """Names of what counts, the more certain first: beside a step, an iteration or a batch may be a part of one."""
 
@@ -301,9 +316,21 @@ GENERAL: tuple[Recipe, ...] = (
         "epoch and step in brackets",
         ("[",),
         rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}"
-        r"(?=.*?(?:\[ ?{epoch}(?:/\d+)?\]\s{0,4}\[ {0,8}{step}/ {0,8}{steps_per_epoch}\]"
+        r"(?=.*?(?:\[(?:epoch)? ?{epoch}(?:/\d+)?\](?:\s{0,4}|\s?iter:\s?)"
+        r"\[(?:iter:)? {0,8}{step}/ {0,8}{steps_per_epoch}\]"
         r"|\[ ?{epoch}, {0,8}{step}\]))" + _DATA_OF_METERS + _VALUES,
         "recognized by its shape; give a pattern where it is mistaken",
+    ),
+    Recipe(
+        "epochs",
+        ("epoch",),
+        rf"(?i)^(?!.*?\d%\|)(?!.*\d ?/ ?\d+ ?\(){DATED}{_BY_LOGGER}"
+        r"\W*(?:train\W+)?epoch\W*{step}\b(?!\.\d)(?!.*\bbatch)"
+        r".*?(?<!val[ _])(?<!test[ _])(?<!dev[ _])\bloss\W+{loss}"
+        + _optional(_VAL_LOSS, needs="(?:val|dev|test)")
+        + rf"|^{_BY_LOGGER}\W*{_OTHER}\W+epoch\W*\d+\b(?!\.\d).*?(?:\b|_)loss\W+{{val_loss}}",
+        "a row an epoch",
+        by_epochs=True,
     ),
     Recipe(
         "loss only",
@@ -318,13 +345,5 @@ GENERAL: tuple[Recipe, ...] = (
         ("epoch",),
         rf"(?i)^(?!.*?\d%){_NO_EVALUATION}{{row}}{DATED}.{{0,60}}?(?<![\w/.-])epoch\b{_IS}\d+\.\d+(?![\w.%]).*?{_LOSS}",
         "the epoch alone is printed, as a fraction: lines are counted",
-    ),
-    Recipe(
-        "epochs",
-        ("epoch",),
-        r"(?i)^(?!.*?\d%\|)(?!.*\d ?/ ?\d+ ?\()\W*(?:train\W+)?epoch\W*{step}\b(?!\.\d)(?!.*\bbatch)"
-        r".*?(?<!val )(?<!val_)\bloss\W+{loss}" + _optional(_VAL_LOSS, needs="val"),
-        "a row an epoch",
-        by_epochs=True,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from validator.model.columns import says_nothing, series_name
@@ -51,6 +52,7 @@ class _Seen:
         self.rows = 0
         self._pattern: LinePattern = line_pattern(recipe.pattern)
         self._steps: set[float] = set()
+        self._changes, self._last = 0, math.nan
         self._begun = False
 
     def take(self, text: str, lower: str) -> None:
@@ -66,7 +68,10 @@ class _Seen:
             return
         if not _WANTED.isdisjoint(map(series_name, printed.values)) and not (self._begun and printed.step is not None):
             self.rows += 1
-            self._steps.add(self._step(printed))
+            step = self._step(printed)
+            self._steps.add(step)
+            self._changes += step != self._last
+            self._last = step
 
     def _step(self, printed: Printed) -> float:
         return float(self.rows) if printed.step is None else printed.step + 1e7 * printed.values.get("epoch", 0.0)
@@ -74,8 +79,7 @@ class _Seen:
     @property
     def counts(self) -> bool:
         """Whether what it takes for the step counts: the number of an epoch that each of its lines shows does not."""
-        own = len(self._steps)
-        return own > 1 and (not self.recipe.by_epochs or 2 * own > self.rows)
+        return len(self._steps) > 1 and (not self.recipe.by_epochs or 2 * self._changes > self.rows)
 
 
 def _recognize(lines: list[tuple[int, str]], recipes: tuple[Recipe, ...], share: float) -> tuple[Recipe, int] | None:

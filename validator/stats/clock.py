@@ -152,6 +152,14 @@ def timestamps(result: Result) -> Iterator[Clock]:
             yield Clock(f"the column {name}", column.steps, column.values, own=False)
 
 
+def dates(result: Result) -> Clock | None:
+    """The clock that the log prints in its lines, beside a time per step of the trainer's own; None where not both."""
+    column = result.series.get("wall_step_time_s")
+    if column is None or "wall_step_time_s" not in result.evidence.derived or len(column.steps) < 2:
+        return None
+    return Clock("the log's own clock", column.steps, np.cumsum(covered_steps(column.steps) * column.values), own=False)
+
+
 def compare(claim: Claim, clock: Clock, *, after_step: int = 0, exact: bool = True) -> ClockComparison | None:
     """The claim compared with the clock, behind step `after_step` where enough is left; None with too few stamps.
 

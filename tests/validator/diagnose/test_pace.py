@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -243,3 +246,50 @@ def test_a_rate_above_what_the_config_that_is_listed_gives(
     assert ("unit-mismatch" in shown) == found
     assert shown["random-data-floor"].confidence == "high", "ln 32000 = 10.373 is that of the vocabulary in the config"
     assert f"lists {len(config) + 1} setting" in shown["config-unknown"].message
+
+
+def dated(
+    seconds: Callable[[int], float], printed: float, *, every: int = 1, rows: int = 60, unit: float = 1e-3
+) -> str:
+    """Lines with dates, whole to `unit` seconds, of steps that take `seconds(step)`, and a printed time per step."""
+    chance, now, lines = random.Random(5), 1_772_000_000.0, []
+    for step in range(1, every * rows + 1):
+        now += seconds(step)
+        if step % every == 0:
+            at = datetime.fromtimestamp(now // unit * unit, timezone.utc)
+            loss = 4 * step**-0.2 + chance.gauss(0, 0.03)
+            lines.append(f"{at:%Y-%m-%d %H:%M:%S.%f} step {step} loss {loss:.4f} step_time {printed:.4f}s\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("log", "severity"),
+    [
+        (dated(lambda _: 0.5, 0.5), None),
+        (dated(lambda _: 0.5, 0.05), "veto"),
+        (dated(lambda _: 0.5, 0.05, every=20), "veto"),
+        (dated(lambda _: 0.3, 0.03, unit=1.0, rows=400), "veto"),
+        (dated(lambda _: 0.3, 0.3, unit=1.0, rows=400), None),
+        (dated(lambda _: 0.5, 0.3), "warning"),
+        (dated(lambda step: 0.5 if step < 120 else 1.0, 0.5, rows=240), "warning"),
+        (dated(lambda step: 0.5 + 30 * (step % 20 == 0), 0.5), None),
+        (dated(lambda step: 0.5 + 30 * (step % 20 == 0), 0.5, every=20), "warning"),
+    ],
+    ids=[
+        "as it is",
+        "ten times too small",
+        "ten times too small, every 20 steps",
+        "in whole seconds, ten times too small",
+        "in whole seconds",
+        "without its data",
+        "while steps took twice as long",
+        "without its evaluations",
+        "with an evaluation before each line",
+    ],
+)
+def test_a_printed_time_is_held_against_the_dates_of_its_lines(tmp_path: Path, log: str, severity: str | None) -> None:
+    """Without the validator's clock nothing was said of a time ten times too small. A pause in each row may be one."""
+    (tmp_path / "train.log").write_text(log)
+    found = of_folder(tmp_path / "train.log").get("unit-mismatch")
+    assert (found and found.severity) == severity
+    assert found is None or "by the log's own clock" in found.message

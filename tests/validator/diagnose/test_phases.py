@@ -11,7 +11,7 @@ import pytest
 
 from tests.validator.diagnose.cases import UNCERTAIN, healthy, of_validation, run_of, steady, validation
 from tests.validator.ingest.folders import START_S, outcome, write_csv, write_logs
-from validator.diagnose import CODES, diagnose, diagnose_run
+from validator.diagnose import CODES, diagnose, diagnose_run, engine
 from validator.diagnose.engine import findings_table
 from validator.model.findings import ANSWERS
 from validator.model.record import RunRecord
@@ -32,6 +32,7 @@ CATALOGUE = {
 
 def test_every_code_of_the_catalogue_has_a_rule() -> None:
     assert set(CODES) >= CATALOGUE
+    assert len({id(one) for one in engine._RULES}) == len(engine._RULES), "a module imports a rule of another"
 
 
 def test_the_page_of_findings_is_current() -> None:

@@ -109,3 +109,9 @@ def test_a_loss_of_the_validation_in_the_same_line_is_read() -> None:
     assert found.values["val_loss"] == pytest.approx(0.8)
     now_and_then = [line if i % 2 else line.split("\tvalid")[0] for i, line in enumerate(lines)]
     assert inferred_pattern(now_and_then) == r"\[{step}\]\s+train\-logloss:{loss}"
+
+
+def test_the_pace_of_a_progress_bar_is_no_loss() -> None:
+    pace = [9.1, 8.0, 7.2, 6.5, 6.1, 5.8, 5.6, 5.5]
+    lines = [f"episode {i}: 10%|# | {i}/80 [00:{10 + i}<01:00, {x:.2f}s/it]" for i, x in enumerate(pace, 1)]
+    assert inferred_pattern(lines) is None

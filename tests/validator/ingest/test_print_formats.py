@@ -311,8 +311,30 @@ def test_a_time_of_every_tenth_step_needs_a_clock_beside_it(
             "2016-09-08 23:35:2{n},963 Node[0] Epoch[0] Batch [{n}]\tSpeed: 875 samples/sec\tTrain-CrossEntropy=2.{n}",
             ("loss", "samples_per_s"),
         ),
+        (
+            " {n}: 2.{n}00000, 9.957489 avg loss, 0.001000 rate, 22.929898 seconds, 192 images",
+            ("loss", "lr", "step_time_s"),
+        ),
+        ("2026-03-04 23:35:2{n},070 INFO:Epoch {n}: Train Loss=2.{n}, Val Loss=3.{n}", ("loss", "val_loss")),
+        (
+            "INFO:root:Epoch {n} - Average Loss: 2.{n}\nINFO:root:Evaluation Epoch {n} - Average Loss: 3.{n}",
+            ("loss", "val_loss"),
+        ),
+        ("Iter: {n} | Train Loss: 2.{n} | Dev Loss: 3.{n} | Dev F1-macro: 0.1", ("loss", "val_loss")),
+        ("step {n} - train loss 2.{n} - test loss 3.{n}", ("loss", "val_loss")),
+        ("[batch {n}/152, epoch 1/15]: loss_rmse:0.5 loss_det:0.4 loss_total:2.{n} binary_loss:0.1", ("loss",)),
     ],
-    ids=["Keras, the end of each bar", "Keras 3", "MXNet before gluon"],
+    ids=[
+        "Keras, the end of each bar",
+        "Keras 3",
+        "MXNet before gluon",
+        "Darknet",
+        "an epoch behind a date",
+        "an evaluation of an epoch",
+        "development",
+        "test",
+        "a total behind its parts",
+    ],
 )
 def test_older_lines_of_a_library_are_read_with_what_they_say(
     line: str, series: tuple[str, ...], tmp_path: Path
@@ -322,6 +344,58 @@ def test_older_lines_of_a_library_are_read_with_what_they_say(
     assert {*series} <= found.keys()
     assert found["loss"].values.tolist() == pytest.approx([2 + n / 10 for n in range(1, 9)])
     assert found["loss"].steps.tolist() == [*range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ("Epoch: [{e}/9] Iter:[{b}/20], Time: {mean}, lr: [0.01, 0.1], Loss: {x}, Acc:0.7, IC loss: 0.6", "HRNet"),
+        (
+            "2026-03-04 1{e}:00:{b} - INFO - epoch: {e}, batch_id: {b}, AUC:0.8, loss:{x}, avg_reader_cost: 0.03 sec, "
+            "avg_batch_cost: 0.5 sec, avg_samples: 64.0, ips: 128.0 ins/s",
+            "batch and loss",
+        ),
+        (
+            "[Train][Epoch {e}/9][Iter: {b}/20]lr: 0.1, loss: {x}, batch_cost: 0.5s, ips: 128.0 samples/s",
+            "",
+        ),
+        ("iteration:{e} step:{b}/20, NER loss: {x}", "step and loss"),
+    ],
+)
+def test_steps_that_begin_anew_in_each_epoch_are_counted_on(line: str, form: str, tmp_path: Path) -> None:
+    """An epoch by another name, or in brackets of its own: each was taken for a run of its own, or lines for steps."""
+    rows = [(e, b) for e in range(4) for b in range(10, 20, 2)]
+    texts = (line.format(e=e, b=b, x=3 - (20 * e + b) / 100, mean=round(0.5 + 0.5 / b, 3)) for e, b in rows)
+    result = read(texts, tmp_path)
+    assert result.evidence.printed is not None
+    assert form in result.evidence.printed.format
+    found = result.series["loss"]
+    assert found.values.tolist() == pytest.approx([3 - (20 * e + b) / 100 for e, b in rows])
+    if "/20" in line:
+        assert found.steps.tolist() == [20 * e + b for e, b in rows]
+    assert (np.diff(found.steps) > 0).all()
+    assert not [one for one in result.irregularities if "parts" in one.text or "decreases" in one.text]
+    if "ips" in line:
+        assert set(result.series["samples_per_s"].values) == {128.0}
+        assert set(result.series["step_time_s"].values) == {0.5}
+
+
+def test_a_line_for_the_first_step_of_each_epoch_alone_is_a_row_of_that_epoch(tmp_path: Path) -> None:
+    texts = (f"[train] epoch:{e} iter:0/18 0.00% lr:0.001 loss:{2 - e / 10:.6f} ETA:0.0min" for e in range(9))
+    found = read(texts, tmp_path).series["loss"]
+    assert found.steps.tolist() == [18 * e for e in range(9)]
+
+
+def test_zero_bytes_are_not_of_the_text(tmp_path: Path) -> None:
+    """A log that was cut while its writer continued, and one that PowerShell wrote; a checkpoint holds them too."""
+    lines = "".join(f"step {n} loss {3 - n / 100:.2f} tok/s {900 + n}\r\n" for n in range(1, 60))
+    for content in (b"\0" * 300_000 + lines.encode(), lines.encode("utf-16")):
+        (tmp_path / "train.log").write_bytes(content)
+        found = collect_dir(tmp_path / "train.log").series
+        assert found["loss"].values.tolist() == pytest.approx([3 - n / 100 for n in range(1, 60)])
+        assert found["toks_per_s"].steps[-1] == 59
+    (tmp_path / "train.log").write_bytes(bytes(range(256)) * 99 + lines.encode())
+    assert not collect_dir(tmp_path / "train.log").series
 
 
 def test_the_rate_of_a_rank_is_the_one_that_is_printed(tmp_path: Path) -> None:
