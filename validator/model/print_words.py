@@ -326,7 +326,7 @@ GENERAL: tuple[Recipe, ...] = (
         ("epoch",),
         rf"(?i)^(?!.*?\d%\|)(?!.*\d ?/ ?\d+ ?\(){DATED}{_BY_LOGGER}"
         r"\W*(?:train\W+)?epoch\W*{step}\b(?!\.\d)(?!.*\bbatch)"
-        r".*?(?<!val[ _])(?<!test[ _])(?<!dev[ _])\bloss\W+{loss}"
+        r".*?(?<!val[ _])(?<!test[ _])(?<!dev[ _])(?:\b|(?<=train_)|(?<=avg_)|(?<=average_)|(?<=mean_))loss\W+{loss}"
         + _optional(_VAL_LOSS, needs="(?:val|dev|test)")
         + rf"|^{_BY_LOGGER}\W*{_OTHER}\W+epoch\W*\d+\b(?!\.\d).*?(?:\b|_)loss\W+{{val_loss}}",
         "a row an epoch",

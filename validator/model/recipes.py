@@ -79,7 +79,7 @@ class _Seen:
     @property
     def counts(self) -> bool:
         """Whether what it takes for the step counts: the number of an epoch that each of its lines shows does not."""
-        return len(self._steps) > 1 and (not self.recipe.by_epochs or 2 * self._changes > self.rows)
+        return len(self._steps) > 1 and (not self.recipe.by_epochs or 2 * self._changes >= self.rows)
 
 
 def _recognize(lines: list[tuple[int, str]], recipes: tuple[Recipe, ...], share: float) -> tuple[Recipe, int] | None:
