@@ -222,16 +222,15 @@ def forward(
 
     Without ``save`` the branch results of selection and window are empty: only the output and the selection count.
     """
-    with span("nsa.cmp"):
-        by_wgmma = hopper_allowed() and hopper_forward.why_no_forward(q, kc, vc, p) is None
-        together = by_wgmma and hopper_forward.why_no_choose(q, p) is None
-        if together:
-            o_cmp, lse_cmp, *chosen = hopper_forward.compressed_and_chosen(q, kc, vc, p)
-        else:
+    by_wgmma = hopper_allowed() and hopper_forward.why_no_forward(q, kc, vc, p) is None
+    if by_wgmma and hopper_forward.why_no_choose(q, p) is None:
+        o_cmp, lse_cmp, *chosen = hopper_forward.compressed_and_chosen(q, kc, vc, p)
+    else:
+        with span("nsa.cmp"):
             o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
-    with span("nsa.sel.ranges_v2"):
-        if not together:
+        with span("nsa.sel.ranges_v2"):
             chosen = [*_select(q, kc, lse_cmp, p)] if p.n_top else []
+    with span("nsa.sel.ranges_v2"):
         index = _index(*chosen, p) if chosen else _empty_index(q, p)
     streams = (q, k_sel, v_sel, k_win, v_win)
     o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -271,6 +273,36 @@ def laid_out(name: str, constants: program.Constants, tmp_path: Path) -> tuple[i
     subprocess.run(["g++", "-std=c++17", "-w", "-o", tmp_path / "layout", source], check=True)
     found = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.split()
     return int(found[0]), int(found[1])
+
+
+@pytest.mark.parametrize("hpg", [1, 5, 16])
+def test_records_are_as_large_as_the_source_has_them(hpg: int, tmp_path: Path) -> None:
+    p = problem(hpg)
+    text = (Path(program.__file__).parent / "strips.cuh").read_text(encoding="utf-8")
+    constants = "\n".join(re.findall(r"^constexpr int [^;]*;", text, re.MULTILINE))
+    source = tmp_path / "records.cpp"
+    shown = 'int main() { std::printf("%d %d", SPAN, RECORD); }'
+    source.write_text(f"#include <cstdio>\n#define HPG {hpg}\n#define D {p.d}\n{constants}\n{shown}\n")
+    subprocess.run(["g++", "-std=c++17", "-o", tmp_path / "records", source], check=True)
+    found = subprocess.run([tmp_path / "records"], check=True, capture_output=True, text=True).stdout.split()
+    assert tuple(map(int, found)) == forward._records(p)
+
+
+def test_a_profile_has_the_choice_of_blocks_apart_from_the_compressed_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, opened, launched = problem(16), [], []
+
+    @contextlib.contextmanager
+    def span(name: str) -> Iterator[None]:
+        opened.append(name)
+        yield
+        opened.pop()
+
+    monkeypatch.setattr(forward, "span", span)
+    monkeypatch.setattr(forward, "launch", lambda name, *_, **__: launched.append((name, *opened)))
+    monkeypatch.setattr(forward, "tensor_map", lambda *_, **__: bytes(128))
+    q, *keys = (torch.empty(1, n, h, 128, dtype=p.dtype, device="meta") for n, h in ((4096, 32), (255, 2), (255, 2)))
+    forward.compressed_and_chosen(q, *keys, p)
+    assert launched == [("dense_forward", "nsa.cmp"), ("choose", "nsa.sel.ranges_v2")]
 
 
 @pytest.mark.parametrize("of", SERVED)

@@ -259,9 +259,11 @@ def _against_clock(run: RunFacts, claim: Claim, *, at_most: bool) -> Diagnosis |
     if clock is None:
         return None
     found = _contradicted_by(run, claim, clock, at_most=at_most)
-    if found is None or printed is None or _of_other_unit(printed, found[1]):
-        return found and found[0]
-    return replace(found[0], severity="warning")
+    if found is None:
+        return None
+    finding, factor = found
+    sure = printed is None or _of_other_unit(printed, factor)
+    return finding if sure else replace(finding, severity="warning")
 
 
 def _of_other_unit(printed: Clock, factor: float) -> bool:

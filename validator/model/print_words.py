@@ -63,8 +63,8 @@ _VAL_LOSS = (
 def _optional(part: str, *, needs: str = "", unless: str = "") -> str:
     """The part anywhere in the line, or not at all; it is looked for where the line holds what it `needs`, and not what
     it is left out by."""
-    without = rf"(?!.*?{unless})" if unless else ""
-    return rf"(?=(?:(?=.*?{needs}){without}.*?{part})?)" if needs else rf"(?=(?:.*?{part})?)"
+    first = (rf"(?=.*?{needs})" if needs else "") + (rf"(?!.*?{unless})" if unless else "")
+    return rf"(?=(?:{first}.*?{part})?)"
 
 
 _MEANS = (
@@ -316,8 +316,7 @@ GENERAL: tuple[Recipe, ...] = (
         "epoch and step in brackets",
         ("[",),
         rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}"
-        r"(?=.*?(?:\[(?:epoch)? ?{epoch}(?:/\d+)?\](?:\s{0,4}|\s?iter:\s?)"
-        r"\[(?:iter:)? {0,8}{step}/ {0,8}{steps_per_epoch}\]"
+        r"(?=.*?(?:\[(?:epoch)? ?{epoch}(?:/\d+)?\]\s{0,4}\[(?:iter:)? {0,8}{step}/ {0,8}{steps_per_epoch}\]"
         r"|\[ ?{epoch}, {0,8}{step}\]))" + _DATA_OF_METERS + _VALUES,
         "recognized by its shape; give a pattern where it is mistaken",
     ),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from nsa.attention.spans import span
 from nsa.kernels import nvrtc
 from nsa.kernels.config import WGMMA_HEAD_DIMS
 from nsa.kernels.hopper.program import Constants, in_rows, launch, pointers, strided, tensor_map, why_not_built
@@ -235,16 +236,20 @@ def compressed(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, T
     return out
 
 
+def _records(p: Problem) -> tuple[int, int]:
+    """Tokens that have as many records of strips.cuh, and the bytes of one."""
+    return _LEFT_KEYS * p.d, ceil_div(p.hpg * (_LEFT_KEYS // 2 + 8), 16) * 16
+
+
 def _strip_turns(p: Problem) -> tuple[list[tuple[tuple[int, int], tuple[int, int]]], int]:
     """Runs of pairs (first, count) and of tokens (first, end), of which what is left fits its limit as far as it can,
     and the bytes of the largest."""
-    span = _LEFT_KEYS * p.d
-    record = ceil_div(p.hpg * 72, 16) * 16
+    tokens, record = _records(p)
 
     def records(t: int) -> int:
         """Of a pair's tokens before ``t``."""
-        c = t // span
-        return span * c * (c + 1) // 2 + t % span * (c + 1)
+        c = t // tokens
+        return tokens * c * (c + 1) // 2 + t % tokens * (c + 1)
 
     of_pair = records(p.S) * record
     if of_pair <= _STRIP_BYTES:
@@ -253,13 +258,13 @@ def _strip_turns(p: Problem) -> tuple[list[tuple[tuple[int, int], tuple[int, int
         turns = [((first, min(count, p.bg - first)), (0, p.S)) for first in range(0, p.bg, count)]
         return turns, of_pair * count
     ranges, first = [], 0
-    for end in [*range(span, p.S, span), p.S]:
-        after = min(end + span, p.S)
+    for end in [*range(tokens, p.S, tokens), p.S]:
+        after = min(end + tokens, p.S)
         if end == p.S or (records(after) - records(first)) * record > _STRIP_BYTES:
             ranges.append((first, end))
             first = end
     most = max((records(end) - records(first)) * record for first, end in ranges)
-    return [((pair, 1), tokens) for pair in range(p.bg) for tokens in ranges], most
+    return [((pair, 1), one) for pair in range(p.bg) for one in ranges], most
 
 
 def compressed_and_chosen(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -274,12 +279,14 @@ def compressed_and_chosen(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tupl
     constants = _choose_constants(p)
     resident = dict(constants[0])["RESIDENT"]
     for pairs, tokens in turns:
-        _dense((q, kc, vc), out, p, strips, pairs=pairs, tokens=tokens)
+        with span("nsa.cmp"):
+            _dense((q, kc, vc), out, p, strips, pairs=pairs, tokens=tokens)
         sizes = (p.S, p.H, p.G, p.n_cmp, p.n_blocks, p.span, p.n_lists, pairs[1], pairs[0], *tokens)
         (at,) = pointers((strips, q, kc, out[1], top, counts))
         given = _ChooseArguments(at, q.stride()[:3], sizes, p.scale2)
         blocks = min(ceil_div((tokens[1] - tokens[0]) * pairs[1], _CHOOSE_WARPS), resident * p.n_processors)
-        launch(_CHOOSE, *constants, blocks, given, q.device, threads=32 * _CHOOSE_WARPS)
+        with span("nsa.sel.ranges_v2"):
+            launch(_CHOOSE, *constants, blocks, given, q.device, threads=32 * _CHOOSE_WARPS)
     return *out, top, counts
 
 

@@ -392,18 +392,6 @@ def test_a_line_for_the_first_step_of_each_epoch_alone_is_a_row_of_that_epoch(tm
     assert found.steps.tolist() == [18 * e for e in range(9)]
 
 
-def test_zero_bytes_are_not_of_the_text(tmp_path: Path) -> None:
-    """A log that was cut while its writer continued, and one that PowerShell wrote; a checkpoint holds them too."""
-    lines = "".join(f"step {n} loss {3 - n / 100:.2f} tok/s {900 + n}\r\n" for n in range(1, 60))
-    for content in (b"\0" * 300_000 + lines.encode(), lines.encode("utf-16")):
-        (tmp_path / "train.log").write_bytes(content)
-        found = collect_dir(tmp_path / "train.log").series
-        assert found["loss"].values.tolist() == pytest.approx([3 - n / 100 for n in range(1, 60)])
-        assert found["toks_per_s"].steps[-1] == 59
-    (tmp_path / "train.log").write_bytes(bytes(range(256)) * 99 + lines.encode())
-    assert not collect_dir(tmp_path / "train.log").series
-
-
 def test_the_rate_of_a_rank_is_the_one_that_is_printed(tmp_path: Path) -> None:
     """How many ranks a log is of is not known: the rate of all was taken for that of one."""
     result = read(map(FORMS["picotron"][1], ROWS), tmp_path)

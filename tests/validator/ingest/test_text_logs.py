@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.validator.ingest.folders import START_S, codes, outcome, spec, write_logs
-from validator.ingest import collect_run
+from validator.ingest import collect_dir, collect_run
 from validator.ingest.text_logs import TextLog, find_text_log
 from validator.init.reading import _VARIES, what_is_missing
 from validator.model.runbook import TrainerMetrics
@@ -118,3 +118,15 @@ def test_what_differs_between_runs_in_a_name_is_left_open(name: str, written: st
 def test_several_losses_are_named_where_nothing_is_read() -> None:
     assert "(Loss_D, Loss_G)" in what_is_missing(["[0/3][0/100]\tLoss_D: 4.0157\tLoss_G: 2.1"])
     assert what_is_missing(["hello", "loss 3"]) == ""
+
+
+def test_zero_bytes_are_not_of_the_text(tmp_path: Path) -> None:
+    """A log that was cut while its writer continued, and one that PowerShell wrote; a checkpoint holds them too."""
+    lines = "".join(f"step {n} loss {3 - n / 100:.2f} tok/s {900 + n}\r\n" for n in range(1, 60))
+    for content in (b"\0" * 300_000 + lines.encode(), lines.encode("utf-16")):
+        (tmp_path / "train.log").write_bytes(content)
+        found = collect_dir(tmp_path / "train.log").series
+        assert found["loss"].values.tolist() == pytest.approx([3 - n / 100 for n in range(1, 60)])
+        assert found["toks_per_s"].steps[-1] == 59
+    (tmp_path / "train.log").write_bytes(bytes(range(256)) * 99 + lines.encode())
+    assert not collect_dir(tmp_path / "train.log").series
