@@ -82,7 +82,7 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
     for steps, times, covered, least, path, what in _step_clocks(run):
         if len(steps) < 2 * MIN_TURNS:
             continue
-        usual = f"median step {format_number(float(np.median(times / covered)))} s"
+        usual = f"median {_timed_unit(run, path)} {format_number(float(np.median(times / covered)))} s"
         stalls = _taking_turns(turns_of_uneven_rows(steps, times, covered), steps, times, least)
         if stalls is None:
             if (groups := even_rows(covered)) is not None:
@@ -134,8 +134,9 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
         meant = f" They are declared, and grow: the last ones take {growth:.2g} times as long as the first."
     minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
     loud = declared or gap >= minimum or (stalls.lost >= minimum and not meant)
+    unit, more = _timed_unit(run, path), f"{float(np.median(stalls.extra_s)):.3g} s more"
     return Diagnosis(
-        f"A step takes {float(np.median(stalls.extra_s)):.3g} s more {rhythm} (steps {_listed(at)}): "
+        f"A {unit} takes {more} {rhythm} (steps {_listed(at)}): "
         f"{format_percent(stalls.lost)} of the time{what}.{longest}{meant}",
         severity="warning" if loud else "info",
         confidence="high" if period is not None else "medium",
@@ -177,7 +178,7 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, Floats, Floats,
         steps, times = run.times
         late = steps > max(warmup, int(steps[0]))
         timed = run.series("step_time_s") is not None
-        seconds = times if timed else times * _seconds_per_unit(run, steps, times)
+        seconds = times if timed else times * (_seconds_per_unit(run, steps, times) or 1.0)
         covered, source = covered_steps(steps), run.source(_TIMES[not timed])
         least = _stamp_spacing(np.cumsum(seconds * covered)) if timed and _by_stamps(run) else np.zeros(len(steps))
         yield steps[late], (seconds * covered)[late], covered[late], least[late], source, ""
@@ -201,15 +202,22 @@ def _stamp_spacing(seconds: Floats) -> Floats:
     return np.maximum(STAMP_S, STAMP_SHARE * seconds)
 
 
-def _seconds_per_unit(run: RunFacts, steps: Steps, times: Floats) -> float:
-    """Seconds of a step over its time per token, by a clock or by the tokens of a step; 1 where neither is known."""
+def _timed_unit(run: RunFacts, path: str | None) -> str:
+    """What the times of a clock are of: of a token where they are a rate's and nothing says how many a step has."""
+    if path is None or run.times is None or run.series("step_time_s") is not None:
+        return "step"
+    return "step" if _seconds_per_unit(run, *run.times) is not None else "token"
+
+
+def _seconds_per_unit(run: RunFacts, steps: Steps, times: Floats) -> float | None:
+    """Seconds of a step over its time per token, by a clock or by the tokens of a step; None where neither is known."""
     own = clock_for(run.result, run.source("toks_per_s") or "")
     for clock in (*((own,) if own is not None else ()), *timestamps(run.result)):
         if clock.steps[-1] > clock.steps[0] and clock.seconds[-1] > clock.seconds[0]:
             covered = covered_steps(steps)
             mean = float((times * covered).sum() / covered.sum())
             return float((clock.seconds[-1] - clock.seconds[0]) / (clock.steps[-1] - clock.steps[0])) / mean
-    return run.tokens_per_step or 1.0
+    return run.tokens_per_step
 
 
 def _without_delays(gaps: Floats) -> Floats:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.validator.diagnose.cases import healthy, of_run
+from tests.validator.diagnose.cases import healthy, of_folder, of_run
 from tests.validator.diagnose.test_steadiness import LOG, N, alone, found, times
 from tests.validator.ingest.folders import write_arrivals, write_csv
 from validator.diagnose.stalls import _beside_evaluations, _reason_if_meant
@@ -284,3 +284,12 @@ def test_a_late_line_of_an_earlier_step_is_no_pause(tmp_path: Path) -> None:
         lines[line] = json.dumps({**entry, "step": entry["step"] - 6})
     path.write_text("\n".join(lines) + "\n")
     assert "periodic-stall" not in of_run(folder, steps=len(rates))
+
+
+def test_a_rate_alone_gives_times_of_tokens(tmp_path: Path) -> None:
+    """A row of 36 tok/s among 450 was said to be a step that takes 0.0256 s more, where no step's tokens are known."""
+    lines = (f"step {i} loss {3 - i / 200:.3f} {36 if i % 20 == 0 else 450 + i % 7} tok/s" for i in range(1, 121))
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    found = of_folder(tmp_path / "train.log")["periodic-stall"]
+    assert found.message.startswith("A token takes 0.0256 s more every 20 steps")
+    assert found.evidence[0].text.startswith("median token 0.0022")
