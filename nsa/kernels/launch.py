@@ -222,16 +222,17 @@ def forward(
 
     Without ``save`` the branch results of selection and window are empty: only the output and the selection count.
     """
-    by_wgmma = hopper_allowed() and hopper_forward.why_no_forward(q, kc, vc, p) is None
-    if by_wgmma and hopper_forward.why_no_choose(q, p) is None:
+    by_wgmma = hopper_allowed() and hopper_forward.why_no_choose(q, kc, vc, p) is None
+    if by_wgmma:
         o_cmp, lse_cmp, *chosen = hopper_forward.compressed_and_chosen(q, kc, vc, p)
+        with span("nsa.sel.ranges_v2"):
+            index = _index(*chosen, p)
     else:
+        by_wgmma = hopper_allowed() and hopper_forward.why_no_forward(q, kc, vc, p) is None
         with span("nsa.cmp"):
             o_cmp, lse_cmp = _compressed(q, kc, vc, p, by_wgmma=by_wgmma)
         with span("nsa.sel.ranges_v2"):
-            chosen = [*_select(q, kc, lse_cmp, p)] if p.n_top else []
-    with span("nsa.sel.ranges_v2"):
-        index = _index(*chosen, p) if chosen else _empty_index(q, p)
+            index = _index(*_select(q, kc, lse_cmp, p), p) if p.n_top else _empty_index(q, p)
     streams = (q, k_sel, v_sel, k_win, v_win)
     o, o_sel, o_win, lse_sel, lse_win = _selected_and_window(
         streams, o_cmp, gates, index, p, save=save, by_wgmma=by_wgmma

@@ -35,7 +35,7 @@ _BACKENDS = (
     ("mem_efficient", re.compile(r"efficient_attention|fmha_cutlass", re.IGNORECASE)),
     ("sdpa_math", re.compile(r"_scaled_dot_product_attention_math")),
     # Those of nsa.kernels.hopper have the names of their sources. They serve `prefill: triton` where they can.
-    ("triton", re.compile(r"^(?:(?:dense|gather)_(?:forward|backward)|window_backward|scores|combine)$")),
+    ("triton", re.compile(r"^(?:(?:dense|gather)_(?:forward|backward)|window_backward|choose|combine)$")),
     # Triton gives its kernels their Python names: plain words, where C++ kernels have signatures and cuBLAS prefixes.
     ("triton", re.compile(r"triton|nsa_|^(?!nvjet|sm\d|cutlass|cudnn)[a-z][a-z0-9_]*_kernel$")),
     ("matmul", re.compile(r"bmm|addmm|aten::mm|gemm|cutlass|xmma", re.IGNORECASE)),

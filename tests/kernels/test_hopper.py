@@ -154,6 +154,19 @@ def test_tensors_on_the_cpu_stay_with_triton() -> None:
     assert forward.why_no_forward(x, x, x, p) == "device"
 
 
+def test_what_is_not_launched_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step waited for a second form of the compressed branch's kernel that nothing launched."""
+    built: list[tuple[str, Any]] = []
+    monkeypatch.setattr(forward, "_why_not", lambda _q, _kc, _vc, in_problem: in_problem)
+    monkeypatch.setattr(forward, "_not_built", lambda _, *kernels: built.extend(k[:2] for k in kernels))
+    monkeypatch.setattr(forward, "compressed_and_chosen", mock.Mock(side_effect=InterruptedError))
+    p, x = problem(), torch.empty(1, 8, 2, 128, dtype=torch.bfloat16)
+    with pytest.raises(InterruptedError):
+        launch_forward.forward(*[x] * 7, x, p)
+    ahead = [(name, constants) for name, constants in forward.forward_sources(p) if name != "gather_forward"]
+    assert built == ahead
+
+
 def test_a_kernel_that_cannot_be_built_leaves_the_work_to_triton_and_says_why_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

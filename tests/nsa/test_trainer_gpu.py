@@ -188,7 +188,6 @@ def test_the_trace_has_a_range_for_every_branch(tmp_path: Path, extra: list[str]
     seen = summary["ranges_seen"]
     for name in ("nsa.compress", "nsa.cmp", "nsa.sel", "nsa.sel.ranges_v2", "nsa.win"):
         assert seen[name]["count"] >= 2 * 2  # steps × layers
-    assert seen["nsa.sel.ranges_v2"]["count"] == 2 * 2
     assert {"nsa.cmp.backward", "nsa.sel.backward", "nsa.win.backward", "nsa.query.backward"} <= set(seen)
     assert 0 < summary["gpu_busy_share"] <= 1
     assert summary["host_bound_share"] == pytest.approx(1 - summary["gpu_busy_share"], abs=1e-3)

@@ -165,6 +165,8 @@ def not_significant(phase: PhaseFacts) -> Iterator[Diagnosis]:
             else "keep the present setting, or repeat each arm as often as stated above."
             if judged.outcome == "not_decidable"
             else "keep the present setting."
+            if judged.recommended is None
+            else f"take {judged.recommended}, for the reason given."
         ),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ ATTENTION_BRANCHES = ("cmp", "sel", "win", "query", "dense", "fused")
 
 _FALLBACKS = "fallback_counters.csv"
 UNRECOGNIZED = "unrecognized"
+_MOVES = re.compile(r"^Mem(?:set|cpy)\b|\bFillFunctor\b|copy_kernel")
+"""Names of kernels that set or copy memory, and so are no attention."""
 _PARTS = ("cmp", "sel", "win")
 _MAX_DIGITS = 15
 _SHARES = ("gpu_busy_share", "exposed_comm_share", "host_bound_share", "comm_share")
@@ -72,11 +75,15 @@ def _fallbacks(state: ResultBuilder) -> dict[str, int] | None:
 
 
 def _entries(audit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float, Any]]:
-    """Branch, direction, backend, microseconds and layer of each sound entry."""
+    """Branch, direction, backend, microseconds and layer of each sound entry; those that only set or copy memory are
+    left out, for they say nothing of what computes."""
     layers = audit.get("layers")
     for entry in layers if isinstance(layers, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("branch"), str):
             backend = str(entry.get("backend") or "none")
+            kernels = entry.get("kernels")
+            if backend == "none" and isinstance(kernels, dict) and kernels and all(map(_MOVES.search, kernels)):
+                continue
             time_us = entry.get("time_us")
             yield (
                 entry["branch"],

@@ -20,11 +20,12 @@ import numpy as np
 
 from validator.judge.config import identical_arms, same_value
 from validator.judge.data import PhaseData
+from validator.model.arguments import declared_value
 from validator.model.catalogue import MIN_REPEATS
 from validator.model.expression import parse_reference
 from validator.model.record import RunRecord
 from validator.model.resolve import Resolved, resolve
-from validator.model.runbook import ArmsPhase
+from validator.model.runbook import ArmsPhase, Runbook
 from validator.model.settings import min_effect_of
 from validator.model.verdict import ArmComparison, ComparedArm
 from validator.stats.distributions import t_quantile
@@ -69,6 +70,8 @@ class ComparisonRules:
     min_effect: float
     prefer: str | None = None
     tie: str | None = None
+    declared: str | None = None
+    """The arm whose settings are those of the runbook."""
     adopt: bool = False
 
 
@@ -233,18 +236,26 @@ def _loss(arm: ArmRuns, other: ArmRuns, rules: ComparisonRules) -> float:
 
 
 def _recommended(rules: ComparisonRules, rivals: Sequence[ArmRuns]) -> tuple[str | None, str]:
-    """The arm to use among equals: the preferred one, else by the tie's metric."""
+    """The arm to use among equals: the preferred one, else the declared one unless the tie's metric is significantly
+    lower in another, else by that metric."""
     if any(arm.arm == rules.prefer for arm in rivals):
         return (
             rules.prefer,
             f"{rules.prefer} is preferred and not worse by more than {format_percent(rules.min_effect)}.",
         )
-    ties = {arm.arm: float(np.mean(arm.tie_values)) for arm in rivals if arm.tie_values}
-    if rules.tie is not None and len(ties) == len(rivals):
-        calmest = min(ties, key=lambda name: ties[name])
-        shown = ", ".join(f"{name} {format_number(value)}" for name, value in ties.items())
-        return calmest, f"{calmest} has the lower {rules.tie} ({shown})."
-    return None, "Either will do."
+    if rules.tie is None or not all(arm.tie_values for arm in rivals):
+        return None, "Either will do."
+    shown = ", ".join(f"{arm.arm} {format_number(float(np.mean(arm.tie_values)))}" for arm in rivals)
+    calmest = min(rivals, key=lambda arm: float(np.mean(arm.tie_values)))
+    declared = next((arm for arm in rivals if arm.arm == rules.declared), None)
+    if declared is None or (calmest is not declared and _calmer(calmest, declared, len(rivals) - 1)):
+        return calmest.arm, f"{calmest.arm} has the lower {rules.tie} ({shown})."
+    return declared.arm, f"{declared.arm} is declared, and {rules.tie} is not clearly lower in any other ({shown})."
+
+
+def _calmer(arm: ArmRuns, declared: ArmRuns, others: int) -> bool:
+    """Whether the tie's metric is significantly lower, as one of `others` arms that might be."""
+    return welch(arm.tie_values, declared.tie_values).p_value * others < 1 - LEVEL
 
 
 def _comparison(
@@ -290,10 +301,20 @@ def compare_phase(data: PhaseData) -> ArmComparison | None:
         min_effect=min_effect_of(runbook, phase),
         prefer=choose.prefer,
         tie=choose.tie,
+        declared=next((arm for arm, runs in data.arms.items() if _declared(runs[0], runbook, phase)), None),
         adopt=choose.adopt,
     )
     arms = [_arm(arm, runs, resolved, tie, data) for arm, runs in data.arms.items()]
     return compare_arms(arms, rules=rules, vacuous=_vacuous(data))
+
+
+def _declared(run: RunRecord, runbook: Runbook, phase: ArmsPhase) -> bool:
+    """Whether every setting of an arm is the one that the runbook has without it."""
+    settings = run.spec.settings
+    return bool(settings) and all(
+        (declared := declared_value(key, runbook, phase)) is not None and same_value(declared, value)
+        for key, value in settings.items()
+    )
 
 
 def _arm(arm: str, runs: tuple[RunRecord, ...], metric: Resolved, tie: Resolved | None, data: PhaseData) -> ArmRuns:

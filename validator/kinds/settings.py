@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from validator.kinds.base import Found, ImplicitCriterion, PlannedArm, Planner, Seen, Site, TrainingKind, safe_name
 from validator.model.arguments import (
+    declared_value,
     is_learning_rate,
     must_show_at_first,
     shows_at_first,
@@ -66,7 +67,7 @@ class Settings(TrainingKind[SettingsPhase]):
             message = f"seed of {phase.id} is set by Python on this machine, and the trainer is started by another way"
             yield site.problem(message, "remove seed, and give the trainer its own under args", "seed", key=True)
         for key, value in phase.change.items():
-            declared = _in_runbook(key, site.runbook, phase)
+            declared = declared_value(key, site.runbook, phase)
             if declared is not None and has_placeholder(declared):
                 message = f"{key} is {declared}, which each run of a validation sets"
                 yield site.problem(message, "remove it", "change", key, key=True)
@@ -158,18 +159,6 @@ def _seeding(runbook: Runbook, phase: SettingsPhase) -> dict[str, Setting]:
     given = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **runbook.defaults.env, **phase.env}["PYTHONPATH"]
     places = filter(None, (str(Path(__file__).with_name("seeding")), setting_text(given)))
     return {"PYTHONPATH": os.pathsep.join(places), "VALIDATOR_SEED": phase.seed}
-
-
-def _in_runbook(key: str, runbook: Runbook, phase: SettingsPhase) -> str | None:
-    """The declared value of a setting, where the runbook has it."""
-    family, name = key.split(".", 1)
-    if family == "env":
-        value = {**runbook.defaults.env, **phase.env}.get(name)
-        return None if value is None else setting_text(value)
-    given = {flat_name(one): value for one, value in args_of(runbook, phase).items()}
-    if flat_name(name) in given:
-        return setting_text(given[flat_name(name)])
-    return value_in(runbook.trainer.command, name)
 
 
 def _confirmed(key: str, phase: SettingsPhase) -> str | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from validator.model.settings import flat_name
+from validator.model.runbook import Runbook, TrainingPhase
+from validator.model.settings import args_of, flat_name, setting_text
 
 _ASSIGNED = re.compile(r"(--?|\+{1,2})?([A-Za-z][\w.-]*)=(.*)", re.DOTALL)  # --batch-size=8 | batch_size=8 | +lr=1
 _DASHED = re.compile(r"--.*[^-].*|-[A-Za-z][\w.-]*", re.DOTALL)  # --batch-size | -b | -lr
@@ -98,6 +99,18 @@ class StatedTokens:
     tokens: int
     text: str
     exact: bool
+
+
+def declared_value(key: str, runbook: Runbook, phase: TrainingPhase) -> str | None:
+    """The declared value of a setting (`env.NAME`, `args.NAME`), where the runbook has it."""
+    family, name = key.split(".", 1)
+    if family == "env":
+        value = {**runbook.defaults.env, **phase.env}.get(name)
+        return None if value is None else setting_text(value)
+    given = {flat_name(one): value for one, value in args_of(runbook, phase).items()}
+    if flat_name(name) in given:
+        return setting_text(given[flat_name(name)])
+    return value_in(runbook.trainer.command, name)
 
 
 def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTokens | None:

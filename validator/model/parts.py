@@ -308,7 +308,9 @@ class Choose(Frozen):
     highest: str | None = Field(None, description="`metric.statistic` to maximize.")
     lowest: str | None = Field(None, description="`metric.statistic` to minimize.")
     tie: str | None = Field(
-        None, description="`metric.statistic` whose lower value is recommended when the arms do not differ."
+        None,
+        description="`metric.statistic` whose lower value is recommended when the arms do not differ; of the declared "
+        "arm it must be significantly lower.",
     )
     prefer: str | None = Field(None, description="Arm that is recommended when it is not worse (A/B).")
     adopt: Flag = Field(False, description="Whether later phases run with the recommended arm.")

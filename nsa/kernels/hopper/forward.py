@@ -157,18 +157,20 @@ def forward_sources(p: Problem) -> Iterator[tuple[str, Constants]]:
 def why_no_forward(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> str | None:
     """None if the compressed branch's forward pass can run by Hopper's asynchronous products, else the reason: those of
     :func:`nsa.kernels.hopper.why_no_wgmma`, and ``sizes`` (more than 128 heads in a group)."""
+    return _why_not(q, kc, vc, forward_served(p)) or _not_built(q.device, (_DENSE, *_dense_constants(p)))
+
+
+def _why_not(q: Tensor, kc: Tensor, vc: Tensor, in_problem: str | None) -> str | None:
+    """The reasons that lie in the device and in the tensors, and between them those ``in_problem``."""
     if q.device.type != "cuda":
         return "device"
     if capability(q.device) != (9, 0):
         return "capability"
-    if reason := forward_served(p):
-        return reason
+    if in_problem:
+        return in_problem
     if not all(strided(x) for x in (q, kc, vc)):
         return "strides"
-    if reason := nvrtc.missing():
-        return reason
-    with torch.cuda.device(q.device):
-        return why_not_built(_DENSE, *_dense_constants(p), torch.cuda.current_device())
+    return nvrtc.missing()
 
 
 def choose_served(p: Problem) -> str | None:
@@ -180,17 +182,20 @@ def choose_served(p: Problem) -> str | None:
     return "sizes" if _choose_constants(p)[1] > _SHARED_LIMIT else None
 
 
-def why_no_choose(q: Tensor, p: Problem) -> str | None:
-    """None if the compressed branch can leave what blocks are chosen by, where :func:`why_no_forward` finds nothing
-    against it, else the reason: ``sizes`` (more than 32 heads in a group, more than 32 scored blocks, other ratios of
-    blocks) or ``build``."""
-    if reason := choose_served(p):
-        return reason
-    with torch.cuda.device(q.device):
-        device = torch.cuda.current_device()
-        return why_not_built(_DENSE, *_dense_constants(p, leaves=True), device) or why_not_built(
-            _CHOOSE, *_choose_constants(p), device
-        )
+def why_no_choose(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> str | None:
+    """None if the compressed branch can also leave what blocks are chosen by, else the reason: those of
+    :func:`why_no_forward`, and ``sizes`` for more than 32 heads in a group, more than 32 scored blocks, and other
+    ratios of blocks. What only :func:`why_no_forward` needs is not built."""
+    return _why_not(q, kc, vc, choose_served(p)) or _not_built(
+        q.device, (_DENSE, *_dense_constants(p, leaves=True)), (_CHOOSE, *_choose_constants(p))
+    )
+
+
+def _not_built(device: torch.device, *kernels: tuple[str, Constants, int]) -> str | None:
+    """Why one of the kernels (source, constants, shared memory) was not built."""
+    with torch.cuda.device(device):
+        current = torch.cuda.current_device()
+        return next(filter(None, (why_not_built(*kernel, current) for kernel in kernels)), None)
 
 
 def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | None:
@@ -200,8 +205,7 @@ def why_no_attend(q: Tensor, k_sel: Tensor, v_sel: Tensor, p: Problem) -> str | 
         return reason
     if not all(strided(x) for x in (q, k_sel, v_sel)):
         return "strides"
-    with torch.cuda.device(q.device):
-        return why_not_built(_GATHER, *_gather_constants(p, whole=in_rows(q)), torch.cuda.current_device())
+    return _not_built(q.device, (_GATHER, *_gather_constants(p, whole=in_rows(q))))
 
 
 def _dense(
@@ -272,8 +276,10 @@ def compressed_and_chosen(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tupl
     each was chosen from each span, as :func:`nsa.kernels.select.select_kernel` gives them."""
     out = _empty_output(q, p)
     top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
-    counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
-    kc, vc = _with_rows_beyond(kc), _with_rows_beyond(vc)
+    with span("nsa.sel.ranges_v2"):
+        counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
+    with span("nsa.compress"):
+        kc, vc = _with_rows_beyond(kc), _with_rows_beyond(vc)
     turns, most = _strip_turns(p)
     strips = q.new_empty(most, dtype=torch.uint8)
     constants = _choose_constants(p)

@@ -91,7 +91,7 @@ def same_blocks(top: Tensor, wanted: Tensor) -> float:
 
 def test_chosen_blocks_are_tritons_but_for_near_ties(inputs: tuple[Streams, Tensor, Problem]) -> None:
     (q, kc, vc, *_), _, p = inputs
-    if reason := forward.why_no_choose(q, p):
+    if reason := forward.why_no_choose(q, kc, vc, p):
         assert not p.n_top, reason
         return
     plain = launch._compressed(q, kc, vc, p, by_wgmma=False)
@@ -118,7 +118,7 @@ def test_tokens_in_turns_choose_the_same_blocks(
     inputs: tuple[Streams, Tensor, Problem], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (q, kc, vc, *_), _, p = inputs
-    if forward.why_no_choose(q, p):
+    if forward.why_no_choose(q, kc, vc, p):
         return
     at_once = forward.compressed_and_chosen(q, kc, vc, p)
     monkeypatch.setattr(forward, "_STRIP_BYTES", limit)
@@ -134,7 +134,7 @@ def test_blocks_of_nearly_equal_and_of_very_different_scores(
 ) -> None:
     # Sums of a block are rounded to 13 bits on the way: what might change places must be scored again.
     (q, kc, vc, *_), _, p = inputs
-    if forward.why_no_choose(q, p):
+    if forward.why_no_choose(q, kc, vc, p):
         return
     q = q * spread
     lse = forward.compressed(q, kc, vc, p)[1]
@@ -146,7 +146,7 @@ def test_blocks_of_nearly_equal_and_of_very_different_scores(
 
 def test_of_equal_scores_the_lower_block_is_chosen(inputs: tuple[Streams, Tensor, Problem]) -> None:
     (q, kc, vc, *_), _, p = inputs
-    if forward.why_no_choose(q, p):
+    if forward.why_no_choose(q, kc, vc, p):
         return
     top = forward.compressed_and_chosen(q, torch.full_like(kc, 0.25), vc, p)[2]
     many = (torch.arange(p.S, device="cuda") // p.l_sel - 2).clamp(0, p.n_top)
@@ -162,7 +162,7 @@ def test_chosen_blocks_of_scores_in_order(inputs: tuple[Streams, Tensor, Problem
     (q, kc, vc, *streams), _, p = inputs
     sizes = (*SIZES[:3], SIZES[3] - p.n_top + n_top, SIZES[4])
     p = Problem.of(q, *streams[:2], sizes=sizes, scale=q.shape[-1] ** -0.5, deterministic=False)
-    if forward.why_no_choose(q, p) or n_top > p.n_blocks:
+    if forward.why_no_choose(q, kc, vc, p) or n_top > p.n_blocks:
         return
     ramp = torch.linspace(0, 8, p.n_cmp, device="cuda")[None, :, None, None] * (1 if rising else -1)
     q, kc = torch.ones_like(q), (ramp * q.shape[-1] ** -0.5).expand_as(kc).to(kc.dtype).contiguous()

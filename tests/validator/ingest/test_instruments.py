@@ -50,6 +50,17 @@ def test_a_layer_that_runs_another_kernel_is_not_lost(tmp_path: Path) -> None:
     assert scalars(tmp_path)["audit.cmp"] == "triton + unrecognized"
 
 
+def test_a_kernel_that_only_sets_memory_is_no_attention(tmp_path: Path) -> None:
+    """A counter that is set to zero between two branches held a healthy machine back."""
+    fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, std::array<char*, 1ul> >"
+    moves = {fill: {"count": 1, "time_us": 0.8}, "Memset (Device)": {"count": 1, "time_us": 0.8}}
+    write_audit(tmp_path, entry("cmp", "triton"), entry("fused", "none") | {"kernels": moves})
+    assert scalars(tmp_path)["audit.cmp"] == "triton"
+    others = moves | {"some_product": {"count": 1, "time_us": 0.8}}
+    write_audit(tmp_path, entry("cmp", "triton"), entry("fused", "none") | {"kernels": others})
+    assert scalars(tmp_path)["audit.cmp"] == "triton + unrecognized"
+
+
 def test_one_operator_for_all_branches_speaks_for_each(tmp_path: Path) -> None:
     write_audit(tmp_path, entry("fused", "triton"))
     found = scalars(tmp_path)

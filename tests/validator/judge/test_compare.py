@@ -78,6 +78,20 @@ def test_a_tie_recommends_the_lower_variance() -> None:
     assert "lower toks_per_s.stdev" in found.message
 
 
+def test_among_equals_the_declared_arm_stays_unless_another_is_clearly_calmer() -> None:
+    """Two nights on one machine recommended 25 and 100, by spreads of 4,468 and 5,253, then 9,479 and 9,167."""
+    by_chance, clearly = [9.1, 9.5, 8.9, 9.2], [3.1, 3.5, 2.9, 3.2]
+    for calmer, wanted in ((by_chance, "a"), (clearly, "b")):
+        found = _compare(
+            _arm("a", 100, 101, 99, 100, tie=[9.4, 9.0, 9.6, 9.9]),
+            _arm("b", 100.5, 101, 99, 100, tie=calmer),
+            tie="toks_per_s.stdev",
+            declared="a",
+        )
+        assert (found.outcome, found.recommended) == ("no_difference", wanted)
+    assert "b has the lower" in found.message
+
+
 def test_a_tie_without_a_rule_recommends_nothing() -> None:
     assert _compare(_arm("a", 100, 101, 99, 100), _arm("b", 100.5, 101, 99, 100)).recommended is None
 
@@ -208,7 +222,12 @@ SWEEP = {
 
 
 def _sweep(
-    rates: dict[str, float], *, environment: dict | None = None, reached: bool = True, **more: object
+    rates: dict[str, float],
+    *,
+    environment: dict | None = None,
+    reached: bool = True,
+    phase: dict = SWEEP,
+    **more: object,
 ) -> ArmComparison:
     runs = [
         run_record(
@@ -227,11 +246,17 @@ def _sweep(
         for n in range(1, 5)
         for arm, rate in rates.items()
     ]
-    report = judge_all(validation(runbook(SWEEP), {"buckets": runs}))["buckets"]
+    report = judge_all(validation(runbook(phase), {"buckets": runs}))["buckets"]
     assert report.comparison is not None
     assert report.status == "PASS" or not reached or "ended" in more
     assert verdict(report, "choice").required is False
     return report.comparison
+
+
+def test_the_declared_arm_of_a_real_phase_is_that_of_its_environment() -> None:
+    phase = SWEEP | {"env": {"NSA_DDP_BUCKET_MB": "50"}, "choose": SWEEP["choose"] | {"tie": "loss.last"}}
+    assert _sweep({"25": 100.0, "50": 100.0}, phase=phase).recommended == "50"
+    assert _sweep({"25": 100.0, "50": 100.0}, phase=phase | {"env": {}}).recommended == "25"
 
 
 def test_a_sweep_of_a_real_phase() -> None:
