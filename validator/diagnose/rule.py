@@ -21,6 +21,7 @@ from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRe
 from validator.model.result import Floats, Irregularity, LogHit, Result, RunEvidence, Series, Steps
 from validator.model.settings import flat_name
 from validator.model.verdict import Evidence, Finding, PhaseReport
+from validator.stats.rows import PACES
 from validator.stats.spacing import covered_steps, steps_to_next_row
 from validator.stats.window import Level, SteadyWindow
 
@@ -168,16 +169,21 @@ class RunFacts:
 
     @cached_property
     def times(self) -> tuple[Steps, Floats] | None:
-        """Steps and a time per step or, where only rates are known, per token; positive and finite."""
-        for name in ("step_time_s", "toks_per_s"):
+        """Steps and a time per step or, where only rates are known, per :attr:`paced` unit; positive and finite."""
+        found, unit = self.paced
+        if found is None:
+            return None
+        usable = np.isfinite(found.values) & (found.values > 0)
+        return found.steps[usable], found.values[usable] if unit == "step" else 1.0 / found.values[usable]
+
+    @cached_property
+    def paced(self) -> tuple[Series | None, str]:
+        """The series that :attr:`times` are of, and what each is a time of: a step, a token, a sample."""
+        for name, unit in PACES.items():
             found = self.series(name)
-            if found is None:
-                continue
-            usable = np.isfinite(found.values) & (found.values > 0)
-            values = found.values[usable]
-            if values.size:
-                return found.steps[usable], values if name == "step_time_s" else 1.0 / values
-        return None
+            if found is not None and (np.isfinite(found.values) & (found.values > 0)).any():
+                return found, unit
+        return None, "step"
 
     @cached_property
     def window(self) -> SteadyWindow | None:

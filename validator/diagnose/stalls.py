@@ -39,7 +39,6 @@ first that the last ones take then, and how many it takes to see that."""
 _MIN_STALL_S = 0.02
 """Seconds that a pause without a period, or one that came a few times only, must take."""
 
-_TIMES = ("step_time_s", "toks_per_s")
 _EVEN = 0.8
 """Share of the gaps between slow steps that must be one period, or a multiple of it."""
 
@@ -177,9 +176,9 @@ def _step_clocks(run: RunFacts) -> Iterator[tuple[Steps, Floats, Floats, Floats,
     if run.times is not None:
         steps, times = run.times
         late = steps > max(warmup, int(steps[0]))
-        timed = run.series("step_time_s") is not None
+        timed = run.paced[1] == "step"
         seconds = times if timed else times * (_seconds_per_unit(run, steps, times) or 1.0)
-        covered, source = covered_steps(steps), run.source(_TIMES[not timed])
+        covered, source = covered_steps(steps), run.paced[0].source.path if run.paced[0] else None
         least = _stamp_spacing(np.cumsum(seconds * covered)) if timed and _by_stamps(run) else np.zeros(len(steps))
         yield steps[late], (seconds * covered)[late], covered[late], least[late], source, ""
     steps, seconds = step_ends(run.result)
@@ -204,20 +203,21 @@ def _stamp_spacing(seconds: Floats) -> Floats:
 
 def _timed_unit(run: RunFacts, path: str | None) -> str:
     """What the times of a clock are of: of a token where they are a rate's and nothing says how many a step has."""
-    if path is None or run.times is None or run.series("step_time_s") is not None:
+    if path is None or run.times is None or run.paced[1] == "step":
         return "step"
-    return "step" if _seconds_per_unit(run, *run.times) is not None else "token"
+    return "step" if _seconds_per_unit(run, *run.times) is not None else run.paced[1]
 
 
 def _seconds_per_unit(run: RunFacts, steps: Steps, times: Floats) -> float | None:
     """Seconds of a step over its time per token, by a clock or by the tokens of a step; None where neither is known."""
-    own = clock_for(run.result, run.source("toks_per_s") or "")
+    series, unit = run.paced
+    own = clock_for(run.result, series.source.path if series is not None else "")
     for clock in (*((own,) if own is not None else ()), *timestamps(run.result)):
         if clock.steps[-1] > clock.steps[0] and clock.seconds[-1] > clock.seconds[0]:
             covered = covered_steps(steps)
             mean = float((times * covered).sum() / covered.sum())
             return float((clock.seconds[-1] - clock.seconds[0]) / (clock.steps[-1] - clock.steps[0])) / mean
-    return run.tokens_per_step
+    return run.tokens_per_step if unit == "token" else None
 
 
 def _without_delays(gaps: Floats) -> Floats:

@@ -35,7 +35,16 @@ _FLAT = 0.4
 _PART = 0.1
 """Share of the change of a step's time that another time must have changed by to be named as a cause."""
 
-_FOLLOWS = (*RATES, *(name for name, metric in METRICS.items() if metric.follows), "mfu", "tokens", "wall_s")
+_PER_S = {"token": "tok/s", "sample": "samples/s"}
+
+_FOLLOWS = (
+    *RATES,
+    "samples_per_s",
+    *(name for name, metric in METRICS.items() if metric.follows),
+    "mfu",
+    "tokens",
+    "wall_s",
+)
 """Beginnings of names of series that change with the rate, or with every step, and are no cause."""
 
 
@@ -58,8 +67,7 @@ def rate_shift(run: RunFacts) -> Iterator[Diagnosis]:
     if not shifts:
         return
     change, before, after = max(shifts, key=lambda shift: abs(shift[0]))
-    timed = run.series("step_time_s") is not None
-    least_s = _PART * abs(after.mean - before.mean) if timed else 0.0
+    least_s = _PART * abs(after.mean - before.mean) if run.paced[1] == "step" else 0.0
     moved = _moved(run, (before.first_step, after.first_step, after.last_step), least_s=least_s)
     minimum = _SHIFT_WARNING if run.planned or change < 0 else _GAIN_WARNING
     severity: Severity = "warning" if abs(change) >= minimum and (lasting or run.planned) else "info"
@@ -67,11 +75,11 @@ def rate_shift(run: RunFacts) -> Iterator[Diagnosis]:
     more = f" It is the largest of {len(shifts)} such shifts." if len(shifts) > 1 else ""
     others = _others_between(run, before, after)
     yield Diagnosis(
-        f"From step {after.first_step} on {_levels_text(before, after, timed=timed)} by {format_change(change)} and "
+        f"From step {after.first_step} on {_levels_text(before, after, run.paced[1])} by {format_change(change)} and "
         f"stays there{until}.{more}{'' if others and not moved else _cause(moved, levels, run)}{others}",
         severity=severity,
         because=[
-            _means(levels, run, timed=timed),
+            _means(levels, run),
             *(evidence(one.text, one.path, f"step {after.first_step}") for one in moved[:4]),
         ],
         lost=None if others or any(one.setting for one in moved) else _lost(run, shifts),
@@ -99,19 +107,21 @@ def _lost(run: RunFacts, shifts: Sequence[tuple[float, Level, Level]]) -> float 
     return max((one for one in lost if one > 0), default=None)
 
 
-def _levels_text(before: Level, after: Level, *, timed: bool) -> str:
+def _levels_text(before: Level, after: Level, unit: str) -> str:
     """The two levels in a sentence: times of a step, else rates."""
-    if timed:
+    if unit == "step":
         was, now = format_number(before.mean), format_number(after.mean)
         return f"a step takes {now} s instead of {was}: the rate changes"
     was, now = format_number(1 / before.mean), format_number(1 / after.mean)
-    return f"the rate is {now} tok/s instead of {was}: it changes"
+    return f"the rate is {now} {_PER_S[unit]} instead of {was}: it changes"
 
 
-def _means(levels: Sequence[Level], run: RunFacts, *, timed: bool) -> Evidence:
-    shown = " → ".join(format_number(one.mean if timed else 1 / one.mean) for one in levels)
-    unit, name = ("s", "step_time_s") if timed else ("tok/s", "toks_per_s")
-    return evidence(f"means of the levels: {shown} {unit}", run.source(name))
+def _means(levels: Sequence[Level], run: RunFacts) -> Evidence:
+    series, unit = run.paced
+    shown = " → ".join(format_number(one.mean if unit == "step" else 1 / one.mean) for one in levels)
+    return evidence(
+        f"means of the levels: {shown} {_PER_S.get(unit, 's')}", None if series is None else series.source.path
+    )
 
 
 def _others_between(run: RunFacts, before: Level, after: Level) -> str:
@@ -178,8 +188,8 @@ def no_steady_state(run: RunFacts) -> Iterator[Diagnosis]:
     """The rate never settles, so no mean of it predicts a long run."""
     if not run.timed or run.times is None or run.window is None:
         return
-    series = run.series("toks_per_s") or run.series("step_time_s")
-    assert series is not None  # times came from one of them
+    series = run.series("toks_per_s") or run.paced[0]
+    assert series is not None  # times came from it
     late = series.values[(series.steps > run.spec.warmup_steps) & np.isfinite(series.values) & (series.values > 0)]
     few = late.size < MIN_ROWS
     if few:

@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from validator.model.logged_names import PARTS
 from validator.model.pattern import parse_number
+from validator.model.print_words import MEANS, RATE_UNITS
 from validator.model.result import Floats
 
 _VARYING = re.compile(  # the bar of |███  | 12/600 | 0:01:02 | 17, -0.5, 1.2e-4, 1,234, nan
     r"(?<=\|)(?P<bar>[^|\d]*)(?=\|\s*\d+/\d)"
     r"|(?<![\w.])(?P<clock>\d+:\d\d(?::\d\d)?(?:\.\d+)?)(?![\w:])"
-    r"|(?<![\w.])(?P<number>[-+]?(?:\d+(?:[,_]\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?|[nN]a[nN]|inf))"
+    r"|(?:(?<![\w.])|(?<=[\u4e00-\u9fff]))(?P<number>[-+]?(?:\d+(?:[,_]\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?|[nN]a[nN]|inf))"
 )
 _MIN_LINES = 5
 _MAX_LENGTH = 500
-_STEP_WORDS = re.compile(r"(?:step|iter|it|update|batch|i|n)\w*\W*$", re.IGNORECASE)
+_STEP_WORDS = re.compile(r"(?:(?:step|iter|it|update|batch|i|n)\w*|[第步])\W*$", re.IGNORECASE)
 _LOSS_WORDS = re.compile(
-    r"(?:loss|(?<![a-z])(?:nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?))\W*$", re.IGNORECASE
+    r"(?:loss|(?<![a-z])(?:nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?)|损失)\W*$", re.IGNORECASE
 )
 _THE_LOSS = re.compile(
     r"(?:^|[|,;:>)\]}\t]|\b(?:step|iter\w*|epoch|info)\b)[\s\"'{(\[-]*(?:reduced[ _])?"
-    r"(?:train(?:ing)?[ _/.])?(?:total[ _])?loss\W*$",
+    r"(?:(?:train(?:ing)?[ _/.])?(?:total[ _])?loss|(?:训练)?损失)\W*$",
     re.IGNORECASE,
 )
 """The loss by its own name, at the start of a line, a cell or a field: neither `value_loss` nor `packet loss`."""
@@ -38,21 +39,26 @@ _THE_LOSS = re.compile(
 _OTHER_WORDS = re.compile(
     r"(?:lr|rate|eta|remain\w*|left|epoch|norm|acc\w*|ppl|perplexity|mfu|mem\w*|time|dt|val\w*|test\w*|eval\w*"
     r"|variance|rew(?:ard)?s?(?:[_ ]mean)?|returns?|score|r2|f1|auc|fps|sps|success\w*|bleu|rouge\w*|precision"
-    r"|recall|m?iou|(?<!cross)(?<!cross[_ -])entropy|kl|clip\w*|std|len\w*|steps_per\w*|per_s\w*)\W*$",
+    r"|准确率|精度|学习率|耗时|时间|recall|m?iou"
+    r"|(?<!cross)(?<!cross[_ -])entropy|kl|clip\w*|std|len\w*|steps_per\w*|per_s\w*)\W*$",
     re.IGNORECASE,
 )
 """Measures of quality and settings, which may fall as well and are never a loss."""
 
 _VALIDATION = re.compile(
-    r"(?<![a-z])(?:val(?:id(?:ation)?)?|eval|test|dev)[ _/.-]*(?:log)?(?:loss|nll|r?mse|mae|error)\W*$",
+    r"(?<![a-z])(?:val(?:id(?:ation)?)?|eval|test|dev)[ _/.-]*(?:log)?(?:loss|nll|r?mse|mae|error)\W*$"
+    r"|(?:验证|测试)损失\W*$",
     re.IGNORECASE,
 )
-"""A loss of the validation in the same line: `train-logloss:0.31 valid-logloss:0.64`."""
+"""A loss of the validation, in the same line or in one of its own: `train-logloss:0.31 valid-logloss:0.64`."""
+_NO_LAST = re.compile(r"best|min|lowest|avg|mean|average|最佳|平均", re.IGNORECASE)
 
+_RATE_UNITS = {name: re.compile(unit, re.IGNORECASE) for name, unit in RATE_UNITS.items()}
+_MEANS = re.compile(MEANS, re.IGNORECASE)
 _PACE = ("s/it", "it/s")
 """Behind the pace of a progress bar."""
 
-_OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux", re.IGNORECASE)
+_OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux|验证|测试|平均|最佳", re.IGNORECASE)
 _PART = "|".join(PARTS)
 _PARTS = re.compile(rf"(?i)(?<![a-z])(?:{_PART})[ _/]?loss|loss[ _/]?(?:{_PART})(?![a-z])")
 
@@ -80,10 +86,26 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
     )
     found = ((way(parts, list(zip(*often[parts], strict=True))), parts) for way in ways for parts in by_count)
     pattern, parts = next((one for one in found if one[0]), (None, ()))
-    if pattern is None or not pattern.endswith("{val_loss}"):
-        return pattern
+    if pattern is None:
+        return None
+    if not pattern.endswith("{val_loss}"):
+        own = _own_validation(forms, parts)
+        return f"{pattern}|{own}" if own and "{val_loss}" not in pattern else pattern
     without = any(form[:2] == parts[:2] for form in forms if form != parts)  # lines between two evaluations
     return pattern.partition("{loss}")[0] + "{loss}" if without else pattern
+
+
+def _own_validation(forms: Mapping[tuple[str, ...], list[list[str]]], beside: tuple[str, ...]) -> str | None:
+    """A pattern for the commonest lines with a loss of the validation that are not of the form `beside`."""
+    said: dict[tuple[str, ...], int] = {}
+    for form, rows in forms.items():
+        places = [place for place, part in enumerate(form[:-1]) if _VALIDATION.search(part)]
+        if len(rows) > 1 and places and form[:2] != beside[:2] and not _NO_LAST.search(form[places[0]]):
+            said[form] = places[0]
+    if not said:
+        return None
+    chosen = max(said, key=lambda form: len(forms[form]))
+    return _spelled(chosen, list(zip(*forms[chosen], strict=True)), {said[chosen]: "{val_loss}"})
 
 
 def _by_rows(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: re.Pattern[str]) -> str | None:
@@ -141,6 +163,10 @@ def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: r
     for place, column in enumerate(columns):
         if all(":" in text for text in column) and parts[place + 1].startswith("<"):
             groups[place] = "{elapsed_s}"  # of a progress bar: [0:12<1:03, 9.8it/s]
+        for name, unit in _RATE_UNITS.items():
+            taken = place in groups or f"{{{name}}}" in groups.values() or _MEANS.search(parts[place])
+            if not taken and unit.match(parts[place + 1]):
+                groups[place] = f"{{{name}}}"
         if "{val_loss}" not in groups.values() and place not in groups and _VALIDATION.search(parts[place]):
             groups[place] = "{val_loss}"
     return _spelled(parts, columns, groups)

@@ -67,11 +67,12 @@ def _optional(part: str, *, needs: str = "", unless: str = "") -> str:
     return rf"(?=(?:{first}.*?{part})?)"
 
 
-_MEANS = (
+MEANS = (
     r"\b(?:avg|average|mean|running|smoothed|overall|ema|median|min|max|best|peak|eta|remaining|local|input|output|prompt"
     r"|prefill|decode|per[-_ ](?:gpu|device|rank)|(?:eval|val|validation|inference)[ _]"
     r"(?:tok|throughput|speed|time|sample|example|seq|image|img))"
 )
+"""A pattern of words before a number that is an average, of a part, or still to come."""
 _PARTS = r"\b(?:data|fwd|bwd|forward|backward|optim\w*|load\w*|comm\w*|wait|sync|io|h2d)\b"
 
 
@@ -80,7 +81,7 @@ def _segment_without(words: str) -> str:
     return rf"(?:^|[|,;(\[\t]| - )(?:(?!{words}| - )[^|,;(\[\t])*?"
 
 
-_WITHIN, _WITHIN_TIMES = _segment_without(_MEANS), _segment_without(f"{_MEANS}|{_PARTS}")
+_WITHIN, _WITHIN_TIMES = _segment_without(MEANS), _segment_without(f"{MEANS}|{_PARTS}")
 _NO_MEAN_BEHIND = r"(?!\d|\.\d|[kKMG]\b|\s?\(?(?:avg|average|mean)\s?(?:[|,;)]|$))"
 _NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(?!\d))"
 """Three digits behind a blank and a number may belong to it, as in `12 345 tok/s`."""
@@ -88,6 +89,11 @@ _NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(
 _PER_RANK = r"(?:(?:/|_per_| per | / )(?:gpu|device|rank|chip|card|npu|tpu|core)s?\b)"
 _RATE = r"tok(?:en)?s?(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
 _SAMPLES = r"(?:samples?|records?|examples?|sequences?|seqs?|images?|imgs?)(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
+RATE_UNITS = {
+    "toks_per_s": rf" ?{_RATE}(?!\w)(?!{_PER_RANK})",
+    "samples_per_s": rf" ?{_SAMPLES}(?!\w)(?!{_PER_RANK})",
+}
+"""Patterns of what stands behind a number that is a rate."""
 _A_STEP = r"(?: ?/ ?| per )(?:step|it|iter|iteration|batch)\b"
 _STEPS_A_S = r"(?:it(?:er(?:ation)?)?|step|batch)(?:e?s)?(?:/| per )s(?:ec(?:ond)?)?\b"
 _ITS_TIME = (

@@ -117,17 +117,20 @@ def ordered(series: Series) -> Series:
     return replace(series, steps=steps[last_of_step], values=values[last_of_step])
 
 
+PACES = {"step_time_s": "step", "toks_per_s": "token", "samples_per_s": "sample"}
+"""Series that tell time, the most direct first: a time, or a rate and what it is one of."""
+
+
 def window_of(series: Mapping[str, Series], warmup_steps: int) -> SteadyWindow:
     """The run's steady window, searched in the most direct series of time that there is."""
-    if "step_time_s" in series:
-        chosen = series["step_time_s"]
-        return steady_window(chosen.steps, chosen.values, warmup_steps=warmup_steps, of="time per step")
-    if "toks_per_s" in series:
-        chosen = series["toks_per_s"]
-        return steady_window(chosen.steps, _reciprocal(chosen.values), warmup_steps=warmup_steps, of="time per token")
+    for name, unit in PACES.items():
+        if name in series:
+            chosen = series[name]
+            times = chosen.values if unit == "step" else _reciprocal(chosen.values)
+            return steady_window(chosen.steps, times, warmup_steps=warmup_steps, of=f"time per {unit}")
     steps = max((one.steps for one in series.values()), key=len, default=np.zeros(0, np.int64))
     found = steady_window(steps, np.ones(len(steps)), warmup_steps=warmup_steps)
-    note = "no step_time_s and no toks_per_s, so whether the run was steady is unknown"
+    note = "no step_time_s and no rate, so whether the run was steady is unknown"
     return replace(found, steady=False, note=note, levels=())
 
 

@@ -239,3 +239,18 @@ def test_a_fall_that_others_or_a_setting_explain_is_no_time_lost(tmp_path: Path)
     wait = found(tmp_path / "c", seconds, fetch_s=[0.1 if i < 120 else 1.1 for i in range(N)])["rate-shift"]
     assert "seq_len 512 → 1,024" in longer.message
     assert [one.costly for one in (beside, longer, wait)] == [False, False, True]
+
+
+def test_a_rate_of_samples_alone_tells_time_too(tmp_path: Path) -> None:
+    """A log whose samples per second halve half-way had no finding, for nothing else in it was a time."""
+    noise = random.Random(7)
+    log = tmp_path / "train.log"
+    for late, shifts in ((510, False), (255, True)):
+        rates = ((512 if i < 150 else late) * (1 + 0.01 * noise.gauss(0, 1)) for i in range(1, 301))
+        rows = (f"step {i}/300 loss {3 - i / 200:.3f} {rate:.1f} samples/s" for i, rate in enumerate(rates, 1))
+        log.write_text("\n".join(rows) + "\n")
+        said = of_folder(log)
+        assert ("rate-shift" in said) is shifts
+        assert "not-judged" not in said
+    assert "From step 150 on the rate is 25" in said["rate-shift"].message
+    assert "samples/s instead of 51" in said["rate-shift"].message

@@ -41,6 +41,31 @@ def test_without_a_step_each_line_that_names_a_loss_is_one() -> None:
     assert inferred_pattern(lines) == r"{row}train\s+loss:\s+{loss}"
 
 
+def test_a_loss_of_the_validation_in_a_line_of_its_own_belongs_to_the_row_before() -> None:
+    lines = []
+    for i in range(12):
+        lines += [f"Epoch {i + 1}/12", f"Training loss: {fall(i):.3f}", f"Validation loss: {fall(i) + 0.1:.3f}"]
+    assert inferred_pattern(lines) == r"{row}Training\s+loss:\s+{loss}|Validation\s+loss:\s+{val_loss}"
+    best = [line.replace("Validation", "Best validation") for line in lines]
+    assert inferred_pattern(best) == r"{row}Training\s+loss:\s+{loss}"
+
+
+@pytest.mark.parametrize(
+    ("unit", "group"),
+    [("images/sec", "samples_per_s"), ("tok/s", "toks_per_s"), ("samples/s/gpu", None), ("widgets/s", None)],
+)
+def test_a_rate_is_known_by_its_unit(unit: str, group: str | None) -> None:
+    lines = [f"Epoch 1 [{10 * i}/900] loss: {fall(i):.3f} throughput: {500 + i % 3} {unit}" for i in range(1, 13)]
+    pattern = inferred_pattern(lines)
+    assert pattern is not None
+    assert pattern.endswith("{loss}" if group is None else f"{{{group}}}")
+
+
+def test_lines_in_chinese_are_read_by_their_words() -> None:
+    lines = [f"第{i}轮 训练损失: {fall(i):.3f} 验证损失: {fall(i) + 0.1:.3f} 准确率: 0.{90 - i}" for i in range(1, 13)]
+    assert inferred_pattern(lines) == r"第{step}轮\s+训练损失:\s+{loss}\s+验证损失:\s+{val_loss}"
+
+
 def test_a_progress_bar_gives_the_running_time() -> None:
     lines = [f"{i}%|{'#' * i}| {i}/100 [00:{i:02}<01:{59 - i}, 1.0it/s, loss={fall(i):.3f}]" for i in range(12)]
     pattern = inferred_pattern(lines)
