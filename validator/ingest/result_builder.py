@@ -205,7 +205,8 @@ class ResultBuilder:
         self.scalars |= {key: one.model_copy(update={"note": note}) for key, one in found.items()}
 
     def add_table(self, table: StepTable, *, prefix: str = "") -> None:
-        """Series of a table that are not there yet, by the contract's names and units."""
+        """Series of a table that are not there yet, by the contract's names and units, and which follow from others."""
+        self.evidence.derived += (name for name in table.derived if name not in self.series)
         for raw, (steps, values) in table.columns.items():
             column, other = ALIASES.get(raw, raw), OTHER_UNITS.get(raw)
             if other is not None and other.name not in table.columns and not prefix:
@@ -218,8 +219,7 @@ class ResultBuilder:
                 )
 
     def add_printed(self, table: StepTable) -> None:
-        """The same of what was printed or logged: which of it follows from clocks, and where its rows are."""
-        self.evidence.derived += (name for name in table.derived if name not in self.series)
+        """The same of what was printed or logged, and where its rows are."""
         if table.places is not None:
             self.evidence.places = replace(table.places, path=table.source.path)
         self.add_table(table)

@@ -10,16 +10,19 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from validator.files import open_file
+from validator.ingest.derived import clocks, with_derived
 from validator.ingest.read_log import FaultLog, ReadLog, decode_numbers, load_numbers, printable, read_blocks
-from validator.ingest.rows import merge_rows_per_step, odd_names, rising
+from validator.ingest.rows import Column, merge_rows_per_step, odd_names, rising
 from validator.model.catalogue import METRICS
 from validator.model.columns import HEADERLESS, contract_names, renamed
+from validator.model.logged_names import plain_key, table_names
 from validator.model.result import CoarseClock, Floats, PrintedPlaces, SourceFile, Steps
 
 MAX_COLUMNS = 512
@@ -31,8 +34,17 @@ _OF_THE_MOMENT = re.compile(r"time|stamp|clock|wall|elapsed|epoch|mem|tokens", r
 _OF_A_STEP = ("step_time_s", "compute_time_s")
 """Columns of the moment of writing: rows of one step, of training and of validation, may differ in them."""
 
+_FIRST_ROWS = 20
+"""Lines that show whether epochs count on by one."""
+
+_PART = re.compile(r"(?P<of>train|val)/\w+_loss", re.IGNORECASE)
+"""A part of the loss, which is their sum where a table does not have it: `train/box_loss` of Ultralytics."""
+
 _EMPTY = -1.2345678901234567e308
 """Marks an empty cell while numpy reads a block; no trainer measures this."""
+
+
+_PACES = ("step_time_s", "toks_per_s", "samples_per_s")
 
 
 @dataclass(frozen=True)
@@ -137,16 +149,23 @@ def read_table(
     return _finish(parts, source, path, read_log)
 
 
-def has_steps(path: Path) -> bool:
-    """Whether a file begins with a header that names a column of steps."""
+def names_in(path: Path) -> dict[str, str] | None:
+    """What columns of a table of steps hold under other names than the contract's, by the series; None where it has
+    neither steps nor epochs that count on by one."""
     try:
         with open_file(path) as file:
-            head = file.readline(64 * MAX_COLUMNS).removeprefix(b"\xef\xbb\xbf")
+            head, *rows = (file.readline(64 * MAX_COLUMNS).decode("utf-8-sig", "replace") for _ in range(_FIRST_ROWS))
     except OSError:
-        return False
-    return "step" in contract_names(
-        [_unquoted(cell.strip(" \r\n")) for cell in head.decode("utf-8", "replace").split(",")]
-    )
+        return None
+    cells = [_unquoted(cell.strip(" \r\n")) for cell in head.split(",")]
+    known = contract_names(cells)
+    named = table_names(cells, known)
+    if "step" in known:
+        return named
+    at = cells.index(named["step"]) if "step" in named else len(cells)
+    counts = [_cell_number(row.split(",")[at]) for row in rows if row.strip() and row.count(",") >= at]
+    follow = all(b is not None and a is not None and b - a == 1 for a, b in pairwise(counts))
+    return named if "step" in named and ("epoch" not in plain_key(cells[at]) or follow) else None
 
 
 def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
@@ -375,4 +394,18 @@ def _finish(parts: _Parts, source: SourceFile, path: Path, read_log: ReadLog) ->
         if rows.size:
             everything = whole and rows.size == len(steps)
             columns[name] = (steps, values) if everything else (steps[rows], values[rows])
-    return StepTable(columns, source, len(kept))
+    derived = _derived(columns)
+    return StepTable({**derived, **columns}, source, len(kept), tuple(derived))
+
+
+def _derived(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """The loss where only its parts are there, and times of steps where only a clock is."""
+    made: dict[str, Column] = {}
+    for series, of in (("loss", "train"), ("val_loss", "val")):
+        parts = [column for name, column in columns.items() if (found := _PART.fullmatch(name)) and found["of"] == of]
+        if series not in columns and len(parts) > 1 and all(np.array_equal(parts[0][0], steps) for steps, _ in parts):
+            made[series] = parts[0][0], np.sum([values for _, values in parts], axis=0)
+    if columns.keys().isdisjoint(_PACES):
+        timed = with_derived(clocks(columns))
+        made |= {name: timed.columns[name] for name in _PACES if name in timed.columns}
+    return made

@@ -24,7 +24,7 @@ from validator.ingest.other_programs import log_folders
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
-from validator.ingest.table import has_steps, read_table
+from validator.ingest.table import names_in, read_table
 from validator.ingest.telemetry import (
     StepTimes,
     disturbed_somewhere,
@@ -114,8 +114,10 @@ def _read_metrics(state: ResultBuilder) -> None:
 
 
 def _read_csv(state: ResultBuilder) -> None:
-    path = state.declared(state.metrics.csv, "training log") or (_other_table(state) if state.lenient else None)
-    table = read_table(path, state.read_log, ended=state.ended, series=state.metrics.series_of) if path else None
+    path, series = state.declared(state.metrics.csv, "training log"), state.metrics.series_of
+    if path is None and state.lenient and (path := _other_table(state)) is not None:
+        series = {column: name for name, column in (names_in(path) or {}).items()}
+    table = read_table(path, state.read_log, ended=state.ended, series=series) if path else None
     if table is not None:
         state.add_table(table)
 
@@ -125,7 +127,7 @@ def _other_table(state: ResultBuilder) -> Path | None:
     found = [
         path
         for path in sorted(state.out.glob("*.csv"))
-        if is_file(path) and path.name not in _NO_LOG and has_steps(path)
+        if is_file(path) and path.name not in _NO_LOG and names_in(path) is not None
     ]
     return found[0] if len(found) == 1 else None
 

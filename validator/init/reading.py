@@ -18,7 +18,7 @@ from validator.ingest import collect_run
 from validator.ingest.clock import ARRIVALS_FILE
 from validator.ingest.logs import find_logs, inferred, log_lines, recognized
 from validator.ingest.readers.rows import as_number, leaves
-from validator.ingest.table import has_steps
+from validator.ingest.table import names_in
 from validator.ingest.text_logs import find_text_log, of_lowest_ranks, whole_name
 from validator.model.metrics import FED_LOGS
 from validator.model.plan import RunSpec
@@ -197,7 +197,7 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
     with reading_below(out):
         logs = find_logs(out)
         grown = grown_files(out)
-        tables = [path for path in grown if Path(path).suffix == ".csv" and has_steps(out / path)]
+        named = {path: names_in(out / path) for path in grown if Path(path).suffix == ".csv"}
         events = [path for path in grown if ".tfevents." in path]
         known = recognized(logs.printed)
         beside = recognized(logs.printed, in_words=True) if known is not None and not _has_loss(known[1]) else None
@@ -205,8 +205,10 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
     where = "what rank 0 prints" if logs.rank_out else "what it prints"
     for name in _PRINT_READERS:
         yield {"reader": [name]}, f"{where}, by the reader {name}", False, False
-    for table in tables:
-        yield {"csv": table}, f"the table {table}", False, False
+    for table, names in named.items():
+        if names is not None:
+            by_epochs = "epoch" in names.get("step", "").lower()
+            yield {"csv": table} | ({"names": names} if names else {}), f"the table {table}", False, by_epochs
     for name in _FILE_READERS:
         # Event files that are not of one of its versions are another trainer's, who prints no bar of Lightning.
         if name == "lightning" and known is None and events and not any("version_" in path for path in events):

@@ -203,6 +203,22 @@ def step_key(keys: Iterable[str]) -> str | None:
     )
 
 
+def table_names(cells: Sequence[str], known: Iterable[str]) -> dict[str, str]:
+    """Columns of a table that hold a series under another name, by that series; `known` are the series that its own
+    names mean. Without a step, an epoch is one."""
+    keys = {plain_key(cell): cell for cell in reversed(cells)}
+    missing = _LOGGED.keys() - {"epoch"} - set(known)
+    named: dict[str, str] = {}
+    for cell in sorted(cells, key=lambda cell: record_name(cell).doubt):
+        name = record_name(cell).name
+        if name in missing and name != cell.lower():
+            named.setdefault(name, cell)
+    if "step" not in known:
+        step = step_key(cells) or next((keys[name] for name in ("epoch", "epochs") if name in keys), None)
+        named |= {} if step is None else {"step": step}
+    return named
+
+
 def _without_prefixes(key: str) -> Iterator[str]:
     """The key, and what is left of it without the words that change nothing, one after the other."""
     yield key

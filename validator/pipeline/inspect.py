@@ -16,6 +16,7 @@ from validator.diagnose import diagnose_run
 from validator.errors import FolderError
 from validator.files import is_file
 from validator.ingest import collect_dir
+from validator.ingest.table import names_in
 from validator.judge import run_report
 from validator.kinds.registry import load
 from validator.model.contrast import ContrastReport
@@ -172,7 +173,7 @@ def _metrics(path: Path, stdout: str | None, runbook: Runbook | None, readers: S
         files = {reader.name: path.name for reader in declared.readers if reader.files}
         update = {"csv": None, "heartbeat": None, "env": None, "metrics": None, "files": files}
         return declared.model_copy(update=update)
-    return TrainerMetrics(csv=path.name) if path.suffix == ".csv" else None
+    return TrainerMetrics(csv=path.name, names=names_in(path) or {}) if path.suffix == ".csv" else None
 
 
 def _of_validation(path: Path) -> tuple[RunRecord, Mapping[str, str]] | None:

@@ -12,7 +12,7 @@ import pytest
 
 from validator.ingest import table
 from validator.ingest.read_log import ReadLog
-from validator.ingest.table import StepTable, read_table
+from validator.ingest.table import StepTable, names_in, read_table
 
 
 def read(tmp_path: Path, data: bytes | str, names: dict[str, str] | None = None) -> tuple[StepTable, dict[str, str]]:
@@ -275,3 +275,36 @@ def test_a_first_line_of_one_quoted_cell_without_end_is_a_damaged_table(tmp_path
     """Python's own reader of CSV refuses cells of more than 128 KiB."""
     _, irregular = read(tmp_path, '"' * 500_000)
     assert irregular
+
+
+def named(tmp_path: Path, header: str, *rows: str) -> dict[str, str] | None:
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join((header, *rows)) + "\n")
+    return names_in(path)
+
+
+def test_columns_of_other_names_are_known_by_what_they_are_called(tmp_path: Path) -> None:
+    epochs = [f"{i},{2 - i / 10},0.1" for i in range(5)]
+    assert named(tmp_path, "epoch,Train Loss,eval_loss", *epochs) == {
+        "step": "epoch", "loss": "Train Loss", "val_loss": "eval_loss"
+    }  # fmt: skip
+    assert named(tmp_path, "epoch,loss,val_loss", *epochs) == {"step": "epoch"}, "as Keras' CSVLogger writes"
+    assert named(tmp_path, "step,loss,epoch", *epochs) == {}
+    assert named(tmp_path, "update,loss", "10,2.0") == {"step": "update"}
+    assert named(tmp_path, "epoch,batch,loss", *("0,1,2.0", "0,2,1.9", "1,1,1.8")) is None, "several rows an epoch"
+    assert named(tmp_path, "epoch,loss", "0.1,2.0", "0.2,1.9") is None, "shares of an epoch"
+    assert named(tmp_path, "name,value", "a,1") is None
+
+
+def test_a_loss_that_is_written_in_parts_is_their_sum(tmp_path: Path) -> None:
+    """The `results.csv` of Ultralytics had no step, no loss and no time."""
+    rows = "".join(f"{i},{31.5 * i},{2 / i},{3 / i},{1 / i},{4 / i},{0.01 / i}\n" for i in range(1, 10))
+    header = "epoch,time,train/box_loss,train/cls_loss,val/box_loss,val/cls_loss,lr/pg0\n"
+    table, irregular = read(tmp_path, header + rows, {"step": "epoch"})
+    assert column(table, "loss")[:2] == [(1, 5.0), (2, 2.5)]
+    assert column(table, "val_loss")[1] == (2, 2.5)
+    assert column(table, "step_time_s")[1] == (3, pytest.approx(31.5))
+    assert set(table.derived) == {"loss", "val_loss", "step_time_s"}
+    assert irregular == {}
+    whole, _ = read(tmp_path, header.replace("lr/pg0", "loss") + rows, {"step": "epoch"})
+    assert column(whole, "loss")[0] == (1, 0.01)
