@@ -30,7 +30,7 @@ _EARLIER_S = 600.0
 """Time between the end of one heartbeat and the start of another that is no start-up."""
 
 _DAMAGE = (
-    *("garbage-header", "garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes", "no-step-column"),
+    *("garbage-header", "garbage-row", "garbage-cell", "short-row", "long-row", "nul-bytes"),
     *("garbage-line", "truncated-line", "no-timestamp", "no-message", "not-json", "not-utf8", "unreadable"),
     *("too-large", "empty"),
 )
@@ -38,7 +38,15 @@ _DAMAGE = (
 _CUT = frozenset({"truncated-line", "empty"})
 """What a kill leaves behind, and what a file that is still being written looks like."""
 
-_MISSING = ("missing-file", "missing-rank", "no-match", "missing-step", "several-sources", "several-keys")
+_MISSING = (
+    "no-step-column",
+    "missing-file",
+    "missing-rank",
+    "no-match",
+    "missing-step",
+    "several-sources",
+    "several-keys",
+)
 
 _RATES = ("toks_per_s", "step_time_s")
 

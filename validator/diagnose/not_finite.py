@@ -35,6 +35,8 @@ last of a run, is a warning."""
 _OF_LOSS = re.compile(
     r"(?i)loss|perplexity|(?<![a-z])(?:nll|bce|ce|mse|kl|kld|elbo|rec|recon\w*|ppl|grad\w*|norm|entropy)(?![a-z])"
 )
+_OF_NORM = re.compile(r"(?i)(?<![a-z])grad\w*norm")
+"""A norm of gradients: one step that a loss scale skips makes the mean of an epoch infinite."""
 _OF_SPEED = re.compile(
     r"(?i)/s|per_s|speed|throughput|(?<![a-z])(?:fps|ips|its|tps|eta|time|dt|mfu|remaining)(?![a-z])"
 )
@@ -69,11 +71,14 @@ def nan_loss(run: RunFacts) -> Iterator[Diagnosis]:
 def _said_in_words(run: RunFacts, *, written: bool) -> Iterator[Diagnosis]:
     """A loss that only the log's words say not to be finite. `written`: whether there is a loss by steps, all finite.
 
-    Then the words count where the run ended before its time, since it may have gone on behind a value that it names, or
-    where row after row of a table has it: the loss by steps is then another number.
+    Then the words count where the run ended before its time, since it may have gone on behind a value that it names,
+    where row after row of a table has it, or where more lines name it than there are rows of a loss: the loss by steps
+    is then another number, or of a part of the log.
     """
     ended = run.failed or run.ended_early
-    if len(run.hits("nan_row")) >= _NAN_ROWS:
+    loss = run.series("loss")
+    rows = 0 if loss is None else len(loss.steps)
+    if len(run.hits("nan_row")) >= _NAN_ROWS or len(run.hits("nan_loss")) > max(_NAN_ROWS, rows):
         written = False
     kinds = (*(("nan_loss",) if ended or not written else ()), *(("nan_words",) if ended else ()))
     said = {hit.text: hit for kind in kinds for hit in run.hits(kind)}
@@ -163,7 +168,9 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
         said = f"{name} is not finite in {at.size} of {bad.size} rows, from step {steps[name][at[0]]} on"
         yield Diagnosis(
             f"{said}, and was before" + (", while the loss stays finite." if run.series("loss") is not None else "."),
-            severity="veto" if _OF_LOSS.search(name) and at.size >= _LAST_EVALUATIONS else "warning",
+            severity="veto"
+            if _OF_LOSS.search(name) and at.size >= _LAST_EVALUATIONS and (bad[-_NAN_ROWS:].all() or not _OF_NORM.search(name))
+            else "warning",
             because=[evidence(said, run.source(name) or (places.path if places is not None else None))],
             next_step=_LOG_RAW,
         )

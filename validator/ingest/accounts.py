@@ -230,7 +230,8 @@ SIGNS: Mapping[str, Sign] = {
     ),
     "port_in_use": _sign("eaddrinuse|address already in use", r"EADDRINUSE|[Aa]ddress already in use"),
     "disk_full": _sign(
-        "no space left|enospc|disk quota exceeded", r"No space left on device|ENOSPC|Disk quota exceeded"
+        "no space left|enospc|disk quota exceeded",
+        r"(?m:^)(?!.{0,300}inotify).{0,2000}(?:No space left on device|ENOSPC|Disk quota exceeded)",
     ),
     "nccl": _sign(
         "nccl|watchdog caught|distbackenderror|distnetworkerror|connection closed by peer",

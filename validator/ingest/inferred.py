@@ -25,32 +25,37 @@ _VARYING = re.compile(  # the bar of |███  | 12/600 | 0:01:02 | 17, -0.5, 
 )
 _MIN_LINES = 5
 _MAX_LENGTH = 500
+_IS = r"(?:\s+(?:so far|is))*\W*$"
+"""Between a word and its number: `Loss is 1.2`."""
 _STEP_WORDS = re.compile(r"(?:(?:step|iter|it|update|batch|i|n)\w*|[第步])\W*$", re.IGNORECASE)
 _LOSS_WORDS = re.compile(
-    r"(?:loss|(?<![a-z])(?:nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?)|损失)\W*$", re.IGNORECASE
+    r"(?:loss|(?<![a-z])(?:nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?)|损失)" + _IS, re.IGNORECASE
 )
 _THE_LOSS = re.compile(
     r"(?:^|[|,;:>)\]}\t]|\b(?:step|iter\w*|epoch|info)\b)[\s\"'{(\[-]*(?:reduced[ _])?"
-    r"(?:(?:train(?:ing)?[ _/.])?(?:total[ _])?loss|(?:训练)?损失)\W*$",
+    r"(?:(?:train(?:ing)?[ _/.])?(?:total[ _])?loss|(?:训练)?损失)" + _IS,
     re.IGNORECASE,
 )
 """The loss by its own name, at the start of a line, a cell or a field: neither `value_loss` nor `packet loss`."""
 
 _OTHER_WORDS = re.compile(
-    r"(?:lr|rate|eta|remain\w*|left|epoch|norm|acc\w*|ppl|perplexity|mfu|mem\w*|time|dt|val\w*|test\w*|eval\w*"
+    r"(?:lr|rate|num|count|eta|remain\w*|left|epoch|norm|acc\w*|ppl|perplexity|mfu|mem\w*|time|dt|val\w*|test\w*|eval\w*"
     r"|variance|rew(?:ard)?s?(?:[_ ]mean)?|returns?|score|r2|f1|auc|fps|sps|success\w*|bleu|rouge\w*|precision"
     r"|准确率|精度|学习率|耗时|时间|recall|m?iou"
-    r"|(?<!cross)(?<!cross[_ -])entropy|kl|clip\w*|std|len\w*|steps_per\w*|per_s\w*)\W*$",
+    r"|(?<!cross)(?<!cross[_ -])entropy|kl|clip\w*|std|len\w*|steps_per\w*|per_s\w*)" + _IS,
     re.IGNORECASE,
 )
 """Measures of quality and settings, which may fall as well and are never a loss."""
 
 _VALIDATION = re.compile(
-    r"(?<![a-z])(?:val(?:id(?:ation)?)?|eval|test|dev)[ _/.-]*(?:log)?(?:loss|nll|r?mse|mae|error)\W*$"
-    r"|(?:验证|测试)损失\W*$",
+    r"(?<![a-z])(?:val(?:id(?:ation)?)?|eval|test|dev)[ _/.-]*(?:log)?(?:loss|nll|r?mse|mae|error)"
+    + _IS
+    + r"|(?:验证|测试)损失\W*$",
     re.IGNORECASE,
 )
 """A loss of the validation, in the same line or in one of its own: `train-logloss:0.31 valid-logloss:0.64`."""
+_EVALUATION = re.compile(r"\W*(?:test|eval\w*|val(?:id\w*)?)\b\W*\[", re.IGNORECASE)
+"""The start of a line about a batch of an evaluation."""
 _NO_LAST = re.compile(r"best|min|lowest|avg|mean|average|最佳|平均", re.IGNORECASE)
 
 _RATE_UNITS = {name: re.compile(unit, re.IGNORECASE) for name, unit in RATE_UNITS.items()}
@@ -73,7 +78,9 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
         if len(line) <= _MAX_LENGTH:
             parts, texts = _cut(line)
             forms[tuple(re.sub(r"\s+", " ", part) for part in parts)].append(texts)
-    often = {parts: rows for parts, rows in forms.items() if len(rows) >= _MIN_LINES}
+    often = {
+        parts: rows for parts, rows in forms.items() if len(rows) >= _MIN_LINES and not _EVALUATION.match(parts[0])
+    }
     by_count = sorted(
         (parts for parts in often if len({part.lower() for part in _PARTS.findall(" ".join(parts))}) < 2),
         key=lambda parts: -len(often[parts]),

@@ -136,13 +136,15 @@ def read_table(
     source = read_blocks(path, read_log, lambda block, line: _take_block(block, line, parts), what="the table")
     if source is None:
         return None
-    parts.judge_texts()
-    parts.faults.note(read_log, path, _FAULTS)
     if parts.names and "step" not in parts.names:
         advice = "metrics.names says which it is: {step: COLUMN}"
         message = f"no column is named step; columns: {', '.join(parts.names)}; {advice}"
+        parts.faults.seen.pop("garbage-row", None)  # no row can have one
+        parts.faults.note(read_log, path, _FAULTS)
         read_log.note("no-step-column", message, path, 1)
         return StepTable({}, source, 0)
+    parts.judge_texts()
+    parts.faults.note(read_log, path, _FAULTS)
     if not parts.rows:
         read_log.note("empty", "the table holds no rows", path)
         return StepTable({}, source, 0)

@@ -24,7 +24,7 @@ from validator.ingest.other_programs import log_folders
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
 from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
-from validator.ingest.table import names_in, read_table
+from validator.ingest.table import StepTable, names_in, read_table
 from validator.ingest.telemetry import (
     StepTimes,
     disturbed_somewhere,
@@ -34,6 +34,7 @@ from validator.ingest.telemetry import (
     with_steps,
 )
 from validator.model.catalogue import METRICS
+from validator.model.print_formats import Recipe
 from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress, Samples
 from validator.times import unix_seconds
 
@@ -115,7 +116,8 @@ def _read_metrics(state: ResultBuilder) -> None:
 
 def _read_csv(state: ResultBuilder) -> None:
     path, series = state.declared(state.metrics.csv, "training log"), state.metrics.series_of
-    if path is None and state.lenient and (path := _other_table(state)) is not None:
+    of_folder = state.metrics.csv is not None  # a log that is named is read, and not the table beside it
+    if path is None and state.lenient and of_folder and (path := _other_table(state)) is not None:
         series = {column: name for name, column in (names_in(path) or {}).items()}
     table = read_table(path, state.read_log, ended=state.ended, series=series) if path else None
     if table is not None:
@@ -144,13 +146,20 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
 
 def _read_known_format(state: ResultBuilder) -> None:
     """The log that has most rows of a print format that many trainers have; nothing where no log has one."""
-    known = logs.recognized(state.texts or ())
-    if known is None:
+    shown: tuple[Path, Recipe, StepTable] | None = None
+    for in_words in (False, True):  # a library prints its steps without a loss, which the trainer itself prints
+        known = logs.recognized(state.texts or (), in_words=in_words)
+        if known is None:
+            continue
+        path, recipe = known
+        table = logs.series(path, recipe.pattern, state.read_log, longest=True, arrivals=state.evidence.arrivals)
+        if table is not None and table.columns and (shown is None or "loss" in table.columns):
+            shown = path, recipe, table
+        if shown is not None and "loss" in shown[2].columns:
+            break
+    if shown is None:
         return
-    path, recipe = known
-    table = logs.series(path, recipe.pattern, state.read_log, longest=True, arrivals=state.evidence.arrivals)
-    if table is None or not table.columns:
-        return
+    path, recipe, table = shown
     state.evidence.printed = PrintedFormat(state.read_log.name(path), recipe.name, recipe.pattern, recipe.about)
     state.add_printed(table)
 

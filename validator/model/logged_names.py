@@ -152,7 +152,10 @@ STEP_KEYS = (
 PARTS = ("d", "g", "disc", "gen", "discriminator", "generator", "critic", "actor", "policy", "value")
 """Words beside losses that are lowered against each other, or side by side: none is the one that a training lowers."""
 
-_COUNTS = ("update", "updates", "num_updates", "n_updates", "steps", "itr", "it", "iterations", "n_iter", "train_steps")
+_COUNTS = (
+    *("update", "updates", "num_updates", "n_updates", "steps", "itr", "it", "iterations", "n_iter", "train_steps"),
+    *("total/steps", "total_steps", "total_timesteps", "time/total_timesteps", "timesteps", "env_steps"),
+)
 """Keys that hold it where a record has none of those."""
 
 
@@ -216,7 +219,13 @@ def table_names(cells: Sequence[str], known: Iterable[str]) -> dict[str, str]:
     if "step" not in known:
         step = step_key(cells) or next((keys[name] for name in ("epoch", "epochs") if name in keys), None)
         named |= {} if step is None else {"step": step}
+        of_epoch = next((keys[name] for name in _TIMES_OF_EPOCHS if name in keys), None)
+        if step is not None and "epoch" in plain_key(step) and of_epoch is not None and "step_time_s" in missing:
+            named.setdefault("step_time_s", of_epoch)
     return named
+
+
+_TIMES_OF_EPOCHS = ("epoch_time_s", "epoch_time", "epoch_seconds", "epoch_s", "time_per_epoch")
 
 
 def _without_prefixes(key: str) -> Iterator[str]:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 LINE = r"^(?:\[(?:rank|default)?\d+\]: ?|\d+: )?"
 """Where a line begins: behind the rank that torchrun or srun may write."""
 
-_OF_NANOGPT = r"|\bstep {step}: train loss {eval_train_loss}, val loss {val_loss}"
+_UNIT = r"(?: [A-Za-z]{2,5}\b)?"
+"""Behind a loss: BPC, bits, nats."""
+_OF_NANOGPT = rf"|\bstep {{step}}: train loss {{eval_train_loss}}{_UNIT}, val loss {{val_loss}}"
 _OF_METERS = r"|\bTest: +\[ *\d+/\d+\].*?\s[lL]oss:? +\S+ \( *{val_loss}\)"
 """Rows of an evaluation by the meters of the ImageNet example, timm and Swin: the mean of its batches so far."""
 
@@ -32,7 +34,7 @@ KNOWN: tuple[Recipe, ...] = (
         "`ms` is the step's own time; `tok/s` is a running average and no rate",
     ),
     Recipe("llm.c main.log", ("trl:",), r"^s:{step} (?:trl:{loss}|tel:{val_loss})", "no time is printed"),
-    Recipe("nanoGPT", ("iter ",), r"iter {step}: loss {loss}, time {own_step_time_ms}ms" + _OF_NANOGPT),
+    Recipe("nanoGPT", ("iter ",), rf"iter {{step}}: loss {{loss}}{_UNIT}, time {{own_step_time_ms}}ms" + _OF_NANOGPT),
     Recipe("minGPT", ("iter_dt",), r"iter_dt {own_step_time_ms}ms; iter {step}: train loss {loss}"),
     Recipe(
         "modded-nanogpt",
@@ -133,10 +135,19 @@ KNOWN: tuple[Recipe, ...] = (
         "time and loss are means since the epoch's start",
     ),
     Recipe(
+        "records of epochs",
+        ('"train_loss":',),
+        r"^\{(?=.*?\"epoch\": {step}[,}])(?!.*?\"(?:\w+_)?(?:step|iter|iteration)s?\": \d)"
+        r"(?=.*?\"train_loss\": {loss}[,}])"
+        r"(?=(?:.*?\"(?:test|val|valid|eval)_loss\": {val_loss})?)(?=(?:.*?\"train_lr\": {lr})?)",
+        "`log.txt` of DeiT, DETR and MAE",
+        by_epochs=True,
+    ),
+    Recipe(
         "Keras, a line an epoch",
         ("/step", "s - "),
-        r"^{row}\d+/\d+ (?:\[?[━=]+\]? )?(?:- )?\d+s (?:\d+[mu]?s/step )?- (?:[\w./]+ - )?(?:\w+: [\d.e+-]+ - )*?"
-        r"loss: {loss}"
+        r"^{row}(?:\d+/\d+| -) (?:\[?[━=]+\]? )?(?:- )?\d+s (?:\d+[mu]?s/step )?- (?:[\w./]+ - )?"
+        r"(?:\w+: [\d.e+-]+ - )*?loss: {loss}"
         r"(?=(?:.*? val_loss: {val_loss})?)",
         "a row an epoch",
         by_epochs=True,
@@ -180,8 +191,9 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "MXNet",
         ("samples/sec",),
-        r"^{timestamp} Node\[0\] Epoch\[{epoch}\] Batch \[(?:\d+-)?{step}\]\s+Speed: {samples_per_s} samples/sec"
-        r"(?=(?:.*?\bTrain-(?:\w*[lL]oss|[cC]ross-?[eE]ntropy)={loss})?)",
+        r"^{timestamp} (?:Node\[0\]|\w+ -) Epoch\[{epoch}\] Batch \[(?:\d+-)?{step}\]\s+"
+        r"Speed: {samples_per_s} samples/sec"
+        r"(?=(?:.*?\b(?:Train-)?(?:\w*[lL]oss|[cC]ross-?[eE]ntropy)={loss})?)",
     ),
     Recipe(
         "MiniMind",

@@ -313,7 +313,7 @@ GENERAL: tuple[Recipe, ...] = (
             name,
             words,
             rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}{_EPOCH}{_step(names)}{_VALUES}"
-            r"|^val(?:idation)? loss:? {val_loss}\s*$",
+            rf"|^val(?:idation)? loss:? {{val_loss}}\s*$|^\W{{0,4}}{_OTHER}\b[^\n]{{0,60}}?{_VAL_LOSS}",
             "recognized by the words in it; give a pattern where it is mistaken",
         )
         for name, names, words in _STEPS

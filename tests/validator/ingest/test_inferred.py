@@ -61,6 +61,15 @@ def test_a_rate_is_known_by_its_unit(unit: str, group: str | None) -> None:
     assert pattern.endswith("{loss}" if group is None else f"{{{group}}}")
 
 
+def test_a_word_that_names_another_measure_is_no_loss() -> None:
+    """`Acc is` and `current lr is` were taken for the loss, for they fell; lines of an evaluation for a training."""
+    rows = [f"{i}/900 in 0 epoch finished at 0:0{i % 9}, Loss is {fall(i):.4f} Acc is 0.{90 - i}" for i in range(12)]
+    assert str(inferred_pattern(rows)).endswith(r"Loss\s+is\s+{loss}")
+    assert inferred_pattern([f"Starting epoch {i} current lr is {0.01 / (i + 1):.4f}" for i in range(12)]) is None
+    test = [f"Test: [{10 * i}/900] loss: {fall(i):.4f} acc1: {50 + i}.0" for i in range(12)]
+    assert inferred_pattern(test) is None
+
+
 def test_lines_in_chinese_are_read_by_their_words() -> None:
     lines = [f"第{i}轮 训练损失: {fall(i):.3f} 验证损失: {fall(i) + 0.1:.3f} 准确率: 0.{90 - i}" for i in range(1, 13)]
     assert inferred_pattern(lines) == r"第{step}轮\s+训练损失:\s+{loss}\s+验证损失:\s+{val_loss}"

@@ -1,0 +1,109 @@
+"""Whole logs in the forms of public ones: what is read of each, where something of another kind stands beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.validator.diagnose.cases import of_folder
+from validator.ingest import collect_dir
+
+
+def loss(i: int) -> float:
+    return 3 / (i + 1) ** 0.5
+
+
+def last_of(folder: Path, lines: list[str]) -> Mapping[str, tuple[int, float]]:
+    """The last step and value of each series of a log."""
+    log = folder / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+    found = collect_dir(log).series
+    return {name: (int(one.steps[-1]), pytest.approx(float(one.values[-1]), abs=1e-4)) for name, one in found.items()}
+
+
+def test_a_log_that_is_named_is_read_and_not_the_table_beside_it(tmp_path: Path) -> None:
+    """A loss of NaN had no word where a table of another run lay in the folder."""
+    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{i},{loss(i)}\n" for i in range(50)))
+    (tmp_path / "train.log").write_text("".join(f"step {i} | loss: nan | dt: 3.2ms\n" for i in range(1, 9)))
+    assert "nan-loss" in of_folder(tmp_path / "train.log")
+    assert len(collect_dir(tmp_path).series["loss"].steps) == 50, "of a folder the table is what counts"
+
+
+def test_a_unit_behind_the_loss_of_nanogpt(tmp_path: Path) -> None:
+    lines = [f"iter {10 * i}: loss {loss(i):.4f} BPC, time 267.36ms, mfu 8.92%" for i in range(12)]
+    lines.insert(6, "step 50: train loss 1.2 BPC, val loss 1.4 BPC")
+    found = last_of(tmp_path, lines)
+    assert found["loss"] == (110, loss(11))
+    assert found["val_loss"] == (50, 1.4)
+    assert "step_time_s" in found
+
+
+def test_the_record_of_an_epoch(tmp_path: Path) -> None:
+    """`log.txt` of DeiT, DETR and MAE: a mean over an epoch is infinite where a loss scale skips one of its steps."""
+    records = [
+        {"train_lr": 1e-4, "train_loss": loss(i), "train_loss_scale": 65536.0, "train_grad_norm": 0.1 + 0.01 * (i % 5)}
+        | {"test_loss": loss(i) + 0.1, "epoch": i}
+        for i in range(60)
+    ]
+    for i in range(9, 60, 9):
+        records[i]["train_grad_norm"] = float("inf")
+    found = last_of(tmp_path, [json.dumps(one) for one in records])
+    assert (found["loss"], found["val_loss"]) == ((59, loss(59)), (59, loss(59) + 0.1))
+    assert of_folder(tmp_path / "train.log")["nonfinite-values"].severity == "warning"
+    for record in records[30:]:
+        record["train_grad_norm"] = float("nan")
+    last_of(tmp_path, [json.dumps(one) for one in records])
+    assert of_folder(tmp_path / "train.log")["nonfinite-values"].severity == "veto", "and never finite again"
+
+
+def test_the_line_of_an_epoch_of_keras(tmp_path: Path) -> None:
+    lines = []
+    for i in range(12):
+        lines += [f"Epoch {i + 1}/12", f" - 341s - loss: {loss(i):.4f} - acc: 0.9 - val_loss: {loss(i) + 0.1:.4f}"]
+    assert last_of(tmp_path, lines)["val_loss"] == (12, loss(11) + 0.1)
+
+
+def test_a_library_that_prints_no_loss_leaves_that_to_the_trainer(tmp_path: Path) -> None:
+    lines = []
+    for i in range(12):
+        lines.append(
+            f"[2025-08-15 08:41:{i:02},638] [INFO] [logging.py:107:log_dist] [Rank 0] step={i}, skipped=0, lr=[1e-05], "
+            "mom=[(0.9, 0.999)]"
+        )
+        lines.append(f"[Step {i}/100] Loss: {loss(i):.4f} | Tokens/s: 92.52 | Peak Mem: 33.51")
+    assert last_of(tmp_path, lines)["loss"] == (11, loss(11))
+
+
+def test_a_range_of_batches_and_losses_by_the_ends_of_names(tmp_path: Path) -> None:
+    lines = [
+        f"2018-10-11 09:{i:02}:49,200 INFO - Epoch[5] Batch [{20 * i}-{20 * i + 20}]\tSpeed: 25.77 samples/sec\t"
+        f"RPNAcc=0.99\tRPNL1BboxLoss={loss(i):.6f}"
+        for i in range(12)
+    ]
+    found = last_of(tmp_path, lines)
+    assert (found["loss"][1], found["samples_per_s"][1]) == (loss(11), 25.77)
+
+
+def test_a_loss_in_a_line_that_says_that_it_is_an_evaluation(tmp_path: Path) -> None:
+    lines = [f"step   {10 * i} | loss {loss(i):.4f} | lr 1e-4" for i in range(12)]
+    lines.insert(6, "  [eval] step   50 | val_loss 1.4749")
+    assert last_of(tmp_path, lines)["val_loss"] == (50, 1.4749)
+
+
+def test_losses_of_nan_that_most_lines_name_count_beside_a_few_that_are_read(tmp_path: Path) -> None:
+    lines = [f"\tmean_loss: nan {i}" for i in range(30)] + [
+        f"\tIter {i}00 Done. | loss: 1.48 | lr: 0.01" for i in (0, 1)
+    ]
+    last_of(tmp_path, lines)
+    assert "nan-loss" in of_folder(tmp_path / "train.log")
+
+
+def test_a_limit_of_watched_files_is_no_full_disk(tmp_path: Path) -> None:
+    lines = [f"step {i} | loss {loss(i):.4f}" for i in range(12)]
+    last_of(tmp_path, [*lines, "UCX  ERROR inotify_add_watch(/tmp) failed: No space left on device"])
+    assert "disk-full" not in of_folder(tmp_path / "train.log")
+    last_of(tmp_path, [*lines, "OSError: [Errno 28] No space left on device: '/out/a.pt'"])
+    assert "disk-full" in of_folder(tmp_path / "train.log")
