@@ -160,6 +160,7 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
         lost = bool(_OF_LOSS.search(name)) and at.size and at[0] >= _FIRST_EVALUATIONS and at.size == bad.size - at[0]
         fewest = _MIN_NOT_FINITE if not lost else 1 if name.rpartition(".")[2] in OF_EVALUATION else _LAST_EVALUATIONS
         few = at.size < max(fewest, _OFTEN * bad.size)
+        skipped = _OF_NORM.search(name) and not bad[-_NAN_ROWS:].all()
         own = name.startswith("telemetry.") or _OF_SPEED.search(name)
         if own or few or (at[-1] < 0.75 * bad.size and not lost):
             continue
@@ -169,7 +170,7 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
         yield Diagnosis(
             f"{said}, and was before" + (", while the loss stays finite." if run.series("loss") is not None else "."),
             severity="veto"
-            if _OF_LOSS.search(name) and at.size >= _LAST_EVALUATIONS and (bad[-_NAN_ROWS:].all() or not _OF_NORM.search(name))
+            if _OF_LOSS.search(name) and at.size >= _LAST_EVALUATIONS and not skipped
             else "warning",
             because=[evidence(said, run.source(name) or (places.path if places is not None else None))],
             next_step=_LOG_RAW,
