@@ -169,9 +169,7 @@ def _others_not_finite(run: RunFacts) -> Iterator[Diagnosis]:
         said = f"{name} is not finite in {at.size} of {bad.size} rows, from step {steps[name][at[0]]} on"
         yield Diagnosis(
             f"{said}, and was before" + (", while the loss stays finite." if run.series("loss") is not None else "."),
-            severity="veto"
-            if _OF_LOSS.search(name) and at.size >= _LAST_EVALUATIONS and not skipped
-            else "warning",
+            severity="veto" if _OF_LOSS.search(name) and at.size >= _LAST_EVALUATIONS and not skipped else "warning",
             because=[evidence(said, run.source(name) or (places.path if places is not None else None))],
             next_step=_LOG_RAW,
         )
