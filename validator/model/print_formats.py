@@ -189,6 +189,14 @@ KNOWN: tuple[Recipe, ...] = (
         "SSD", ("loss function",), r"Iteration: +{step}, Loss function: {loss}, .*avg\. samples / sec: {samples_per_s}"
     ),
     Recipe(
+        "CycleGAN",
+        ("iters: ",),
+        r"^\(epoch: {epoch}, iters: {step}, time: {own_step_time_s}(?:, data: {own_dt_fetch_s})?[^)\n]*\)"
+        r"(?=(?:.*?\b(?:cycle_A|G_L1): {loss})?)",
+        "and pix2pix: steps and times are of images, and the loss is that of what is drawn again; those of generator "
+        "and discriminator are lowered against each other",
+    ),
+    Recipe(
         "MXNet",
         ("samples/sec",),
         r"^{timestamp} (?:Node\[0\]|\w+ -) Epoch\[{epoch}\] Batch \[(?:\d+-)?{step}\]\s+"

@@ -107,3 +107,15 @@ def test_a_limit_of_watched_files_is_no_full_disk(tmp_path: Path) -> None:
     assert "disk-full" not in of_folder(tmp_path / "train.log")
     last_of(tmp_path, [*lines, "OSError: [Errno 28] No space left on device: '/out/a.pt'"])
     assert "disk-full" in of_folder(tmp_path / "train.log")
+
+
+def test_of_losses_that_are_lowered_against_each_other_the_one_that_falls_counts(tmp_path: Path) -> None:
+    lines = [
+        f"(epoch: {1 + i // 6}, iters: {100 * (i % 6) + 100}, time: 0.092, data: 0.154) D_A: 0.508 G_A: 0.182 "
+        f"cycle_A: {loss(i):.3f} idt_A: 0.142 D_B: 0.217"
+        for i in range(12)
+    ]
+    found = last_of(tmp_path, lines)
+    assert found["loss"][1] == pytest.approx(loss(11), abs=1e-3)
+    assert found["step_time_s"][1] == 0.092
+    assert found["dt_fetch_s"][1] == 0.154
