@@ -9,9 +9,20 @@ from dataclasses import replace
 import numpy as np
 
 from validator.diagnose.rule import MICRO_BATCHES, Diagnosis, RunFacts, as_number, evidence, hit_evidence, rule
-from validator.model.arguments import stated_tokens
+from validator.model.arguments import settings_in, stated_samples, stated_tokens
 from validator.model.result import LogHit
-from validator.stats.clock import HEARTBEAT, Claim, Clock, best_reading, claims, clock_for, dates, step_ends, timestamps
+from validator.stats.clock import (
+    HEARTBEAT,
+    Claim,
+    Clock,
+    best_reading,
+    claims,
+    clock_for,
+    dates,
+    meant,
+    step_ends,
+    timestamps,
+)
 from validator.stats.spacing import covered_steps
 from validator.text import format_duration, format_number, format_percent
 
@@ -221,6 +232,9 @@ _PEAK_SLACK = 1.05
 _PARAMETER_SLACK = 0.5
 _FAR_OFF = 3.0
 """Factor between a printed time and the log's own clock from which it is no timer that leaves out data or logging."""
+_COUNTERS = ("samples_seen", "samples", "examples", "images", "n_samples", "num_samples", "consumed_samples")
+_ROUND_RATE = 0.05
+"""How near a round factor a rate's level is by the pace of its rows, whose timer may leave out some of the time."""
 _UNITS, _ROUND = (10.0, 60.0, 100.0, 1000.0, 3600.0), 0.03
 """Factors between two units of time, or of a slip, and how near one is."""
 
@@ -346,6 +360,48 @@ def tokens_counted_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
         because=[evidence(f"tokens_per_step {reported:,.0f}, world_size {run.world_size}", None, "tokens_per_step")],
         next_step="Count the tokens of all ranks once, and those of each micro-batch once; rates follow from them.",
     )
+
+
+@rule("unit-mismatch", "veto", of="run")
+def samples_counted_otherwise(run: RunFacts) -> Iterator[Diagnosis]:
+    """A rate of samples that, at the pace of its rows, means other samples a step than the trainer counts, or a round
+    multiple of the batch that it was given."""
+    series = run.series("samples_per_s")
+    if not run.timed or series is None or series.name in run.evidence.derived:
+        return
+    clock = clock_for(run.result, series.source.path) or dates(run.result)
+    word = None if clock is None else meant(series, clock, after_step=run.spec.warmup_steps)
+    counted = _counted_samples(run)
+    if clock is None or word is None or counted is None:
+        return
+    samples, said, several = counted
+    exact = several == 0
+    meant_by = {a * b for a in (1, run.world_size, 1 / run.world_size) for b in (1, max(1, several))}
+    factors = [word.tokens / samples / of for of in meant_by]
+    factor = min(factors, key=lambda one: abs(float(np.log(one))))
+    off = max(factor, 1 / factor)
+    if not (any(abs(off / unit - 1) <= _ROUND_RATE for unit in _UNITS) or (exact and off >= _FAR_OFF)):
+        return
+    yield Diagnosis(
+        f"At the pace at which its rows come by {clock.name}, samples_per_s means {word.tokens:,.0f} samples a step, "
+        f"and {said}: a factor of {format_number(factor, digits=3)}.",
+        because=[evidence(f"samples_per_s means {word.tokens:,.0f} samples a step", series.source.path)],
+        next_step="Check what the rate counts, and the unit of the time that it is divided by.",
+    )
+
+
+def _counted_samples(run: RunFacts) -> tuple[float, str, int] | None:
+    """Samples of a step, what says so, and the micro-batches of a step that it may leave out: 0 where it counts them
+    all. None where nothing says it."""
+    for name in _COUNTERS:
+        seen = run.series(name)
+        if seen is not None and len(seen.steps) > 3:
+            each = np.diff(seen.values) / np.diff(seen.steps)
+            usual = float(np.median(each))
+            if usual > 0 and np.isclose(each, usual, rtol=1e-3).mean() > 0.9:
+                return usual, f"{name} grows by {usual:,.0f} in each", 0
+    stated = stated_samples({**settings_in(run.spec.argv), **run.requested})
+    return None if stated is None else (float(stated[1]), f"{stated[0]} is {stated[1]:,}", stated[2])
 
 
 def _max_tokens(run: RunFacts) -> float | None:

@@ -29,6 +29,9 @@ _RISE_SHARE = 0.25
 _DROP_SHARE = 0.10
 """Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
 
+_MULTIPLIED, _MANY_ROWS = 3.0, 100
+"""Times its minimum at which a loss ends whose noise may have grown with it, and rows that show the noise before."""
+
 _BOTH_SIDES = 0.1
 """Share of the losses on either side of 0 from which a loss lies around it."""
 
@@ -40,9 +43,12 @@ _CLEAR_RISE, _ROW_NOISE = {3: 0.4, 4: _RISE_SHARE}, 4.0
 scatter of the training's rows: nothing shows their own."""
 
 _REWARD = re.compile(
-    r"(?:^|_)(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
+    r"(?:^|[_/])(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
 )
 """What episodes reach on average; neither a reward of one sample nor one that a part of a loss has."""
+
+_AGENT = re.compile(r"(?i)polic[iy]|value_loss|explained_var|advantage|critic|actor|(?<![a-z])q_?(?:loss|mean)")
+"""Names beside the loss of an agent."""
 
 _EXPLODED = 100.0
 _ABOVE_ZERO = 0.1
@@ -83,7 +89,7 @@ def diverging(run: RunFacts) -> Iterator[Diagnosis]:
     loss, norm = run.series("loss"), run.series("grad_norm")
     if not run.training:
         return
-    risen = None if loss is None else _risen(loss)
+    risen = _loss_risen(run)
     if loss is not None and risen is not None:
         low, high, at, since = risen
         yield _diverges(
@@ -113,7 +119,7 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
     """A loss of validation that ends far above its own minimum while that of training does not, as a warning; or a
     reward that ends far below its maximum: a veto where nothing is left of what it had gained, else a warning."""
     loss = run.series("loss")
-    if not run.training or (loss is not None and _risen(loss) is not None):
+    if not run.training or _loss_risen(run) is not None:
         return
     for series in run.validations:
         risen = _risen(series) or _risen_since(series, loss)
@@ -141,6 +147,25 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
                 f"smoothed {name}: maximum {format_number(-low)} near step {at}, end {format_number(-high)}",
             )
             return
+
+
+def _loss_risen(run: RunFacts) -> tuple[float, float, int, int] | None:
+    """As `_risen`, of the training's loss. That of an agent may grow with its reward, and its noise with it."""
+    loss = run.series("loss")
+    of_agent = any(is_reward(name) or _AGENT.search(name) for name in run.result.series)
+    if loss is None or of_agent:
+        return None if loss is None else _risen(loss)
+    found = _risen(loss, grown=True)
+    if found is not None or len(loss.values) < _MANY_ROWS or not (loss.values > 0).all():
+        return found
+    # What grows by a factor with each step has its noise all along, but for its logarithm.
+    found = _risen(replace(loss, values=np.log(loss.values)), of_logarithms=True)
+    if found is None:
+        return None
+    low, high = math.exp(found[0]), math.exp(found[1])
+    learned = _levels(loss.values[loss.steps <= found[2]])[0] if (loss.steps <= found[2]).sum() > _MIN_ROWS else None
+    drop = 0.0 if learned is None else float(learned.max()) - low
+    return None if high - low < _DROP_SHARE * drop else (low, high, *found[2:])
 
 
 def _diverges(message: str, severity: Severity, series: Series, shown: str) -> Diagnosis:
@@ -173,9 +198,10 @@ def _row_scatter(values: Floats, width: int) -> float:
     return max(float(np.median(half)) for half in parts) * 1.4826 / math.sqrt(6.0)
 
 
-def _risen(loss: Series) -> tuple[float, float, int, int] | None:
+def _risen(loss: Series, *, grown: bool = False, of_logarithms: bool = False) -> tuple[float, float, int, int] | None:
     """Smoothed minimum, last level, the step of the minimum and that from which the loss is above it by a tenth of the
-    rise, where it ends far above it."""
+    rise, where it ends far above it. `grown`: of a loss that ends at a multiple of its minimum the noise before the
+    rise counts alone. `of_logarithms`: of a loss that must end at a multiple."""
     finite = np.isfinite(loss.values)
     values, steps = loss.values[finite], loss.steps[finite]
     if len(values) < _MIN_ROWS:
@@ -186,19 +212,23 @@ def _risen(loss: Series) -> tuple[float, float, int, int] | None:
     rise, drop = high - low, float(levels[: lowest + 1].max()) - low
     if rise <= 0:
         return None
+    # A level is a median, so the first that is above has more than half of its rows behind the change.
+    since = int(np.flatnonzero(levels < low + rise / 10)[-1]) + 1 + width // 2
     # A jump is no noise, nor is what comes at once behind it.
     cut = int(np.flatnonzero(levels < low + rise / 2)[-1]) + 1 + width // 2
     end = values[cut:][-max(4 * width, (len(values) - cut) // 2) :]
     beside = max(_row_scatter(values[:cut], width), _row_scatter(end, width))
     noise = min(_row_scatter(values, width), beside)
-    if around_zero(values[:cut]):  # where the middle is 0, a share of it is nothing, and only the scatter counts
+    if of_logarithms:
+        noise = max(_row_scatter(values[:since], width), math.log(_MULTIPLIED) / _RISE_NOISE)
+    elif around_zero(values[:cut]):  # where the middle is 0, a share of it is nothing, and only the scatter counts
         noise = max(noise, beside, 1.4826 * float(np.median(np.abs(values[:cut]))))
+    elif grown and len(values) >= _MANY_ROWS and 0 < _MULTIPLIED * low <= high:  # above it are more noise, and spikes
+        noise = min(noise, _row_scatter(values[:since], width))
     if rise < max(_RISE_SHARE * abs(low), _DROP_SHARE * drop, _RISE_NOISE * noise):
         return None
     if (values[-width:] < low + rise / 3).sum() > width // 3:
         return None  # some rows of the end are where the minimum is
-    # A level is a median, so the first that is above has more than half of its rows behind the change.
-    since = int(np.flatnonzero(levels < low + rise / 10)[-1]) + 1 + width // 2
     at, since = (int(steps[min(row, len(steps) - 1)]) for row in (lowest + width // 2, since))
     return low, high, at, since
 

@@ -113,17 +113,28 @@ def declared_value(key: str, runbook: Runbook, phase: TrainingPhase) -> str | No
     return value_in(runbook.trainer.command, name)
 
 
-def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTokens | None:
-    """What a batch and a sequence length among settings make; None where one is missing, or is there twice."""
+def stated_samples(settings: Mapping[str, object]) -> tuple[str, int, int] | None:
+    """The name and the number of a batch among settings, that of a rank, of a micro-batch or of all, and how many
+    micro-batches a step has; None without a batch, or with two."""
+    batch, accumulation = _stated(settings, _BATCH, _ACCUMULATION)
+    batch = [one for one in batch if "global" in one[0]] or batch
+    return (*batch[0], max([1, *(count for _, count in accumulation)])) if len(batch) == 1 else None
+
+
+def _stated(settings: Mapping[str, object], *forms: re.Pattern[str]) -> Iterator[list[tuple[str, int]]]:
+    """Of each form the settings with such a name, and their positive whole numbers."""
     named = {name: flat_name(_SHORT.get(name, name)).rpartition(".")[2].lower() for name in settings}
-    batch, length, accumulation = (
-        [
+    for form in forms:
+        yield [
             (name, int(text))
             for name, flat in named.items()
             if form.fullmatch(flat) and (text := str(settings[name]).removesuffix(".0")).isdecimal() and int(text) > 0
         ]
-        for form in (_BATCH, _LENGTH, _ACCUMULATION)
-    )
+
+
+def stated_tokens(settings: Mapping[str, object], *, ranks: int = 1) -> StatedTokens | None:
+    """What a batch and a sequence length among settings make; None where one is missing, or is there twice."""
+    batch, length, accumulation = _stated(settings, _BATCH, _LENGTH, _ACCUMULATION)
     batch = [one for one in batch if "global" in one[0]] or batch
     if len(batch) != 1 or len(length) != 1 or len(accumulation) > 1:
         return None

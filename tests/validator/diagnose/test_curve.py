@@ -430,3 +430,29 @@ def test_evaluations_that_are_the_same_to_the_last_digit(
     losses = falling(share=0.03, n=20 * len(evaluations))
     column: list[Any] = ["" if i % 20 and not repeated else evaluations[i // 20] for i in range(len(losses))]
     assert found(tmp_path, losses, val_loss=column).get("zero-grad") == severity
+
+
+def spiky(n: int, growth: float) -> list[float]:
+    """A loss of 0.35 that from half-way on grows by `growth` a row, and its noise and its spikes with it."""
+    noise, values = random.Random(4), []
+    for i in range(n):
+        level = 0.35 * math.exp(growth * max(0, i - n // 2))
+        values.append(level * math.exp(0.3 * noise.gauss(0, 1)) * (30 if i > n // 2 and i % 23 == 0 else 1))
+    return [2.3 * math.exp(-i / 10) + value for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("growth", [0.006, 0.02, 0.06])
+def test_a_loss_whose_noise_grows_with_it_diverges(tmp_path: Path, growth: float) -> None:
+    """From 0.35 to 1.9 with spikes of 155 was GO, and to 7,960 a loss that does not fall."""
+    assert found(tmp_path, spiky(600, growth)).get("diverging") == "veto"
+
+
+def test_what_an_agent_loses_grows_with_its_reward(tmp_path: Path) -> None:
+    rewards = {"ep_rew_mean": [float(i) for i in range(600)]}
+    assert "diverging" not in found(tmp_path, spiky(600, 0.006), **rewards)
+
+
+def test_a_small_loss_that_ends_at_a_multiple_of_nearly_nothing_is_healthy(tmp_path: Path) -> None:
+    noise = random.Random(3)
+    levels = (4 * math.exp(-i / 15) + (0.001 if i < 400 else 0.005) for i in range(600))
+    assert "diverging" not in found(tmp_path, [one * math.exp(0.1 * noise.gauss(0, 1)) for one in levels])

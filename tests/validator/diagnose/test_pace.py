@@ -16,7 +16,7 @@ from tests.validator.diagnose.cases import (
     of_run,
     steady,
 )
-from tests.validator.ingest.folders import outcome, record, write_csv, write_heartbeat, write_logs
+from tests.validator.ingest.folders import outcome, record, write_arrivals, write_csv, write_heartbeat, write_logs
 from validator.model.recipes import RECIPES
 from validator.model.runbook import TrainerMetrics
 
@@ -293,3 +293,30 @@ def test_a_printed_time_is_held_against_the_dates_of_its_lines(tmp_path: Path, l
     found = of_folder(tmp_path / "train.log").get("unit-mismatch")
     assert (found and found.severity) == severity
     assert found is None or "by the log's own clock" in found.message
+
+
+@pytest.mark.parametrize(
+    ("rate", "given", "severity"),
+    [
+        (24.0, ["--batch-size", "48"], None),
+        (240.0, ["--batch-size", "48"], "veto"),
+        (240.0, ["--batch-size", "48", "--gradient-accumulation-steps", "10"], None),
+        (40.0, ["--batch-size", "48"], None),  # a timer that leaves something out, or something else that is counted
+        (240.0, [], None),
+    ],
+)
+def test_a_rate_of_samples_is_held_against_the_batch_at_the_pace_of_its_rows(
+    tmp_path: Path, rate: float, given: list[str], severity: str | None
+) -> None:
+    """Samples per second that were ten times too high were GO, where the batch is in the command."""
+    rows = (f"{i},{3 - i / 100},{rate + i % 3 / 10}" for i in range(1, 121))
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / "training.csv").write_text("step,loss,samples_per_s\n" + "\n".join(rows) + "\n")
+    write_arrivals(folder, [2.0] * 120)
+    said = of_run(
+        folder, steps=120, nproc=1, argv=("python", "t.py", *given), metrics=TrainerMetrics(csv="training.csv")
+    )
+    finding = said.get("unit-mismatch")
+    assert (finding and finding.severity) == severity
+    assert finding is None or "480 samples a step, and batch-size is 48" in finding.message
