@@ -90,7 +90,8 @@ def periodic_stall(run: RunFacts) -> Iterator[Diagnosis]:
                 times, covered = joined(times, groups), joined(covered, groups)
             stalls = _stalls(steps, times, covered, least, run.levels)
         for some in () if stalls is None else _by_rhythm(stalls, steps):
-            cause = _stall_diagnosis(run, some, steps[some.at], path, what)
+            reach = int(np.quantile(covered[some.at], 0.9)) - 1
+            cause = _stall_diagnosis(run, some, steps[some.at], path, what, reach=reach)
             if cause is not None:
                 shown = _listed(steps[some.at])
                 yield replace(cause, because=[evidence(f"{usual}, slow at {shown}", path)])
@@ -108,8 +109,11 @@ def _by_rhythm(stalls: _Stalls, steps: Steps) -> Iterator[_Stalls]:
         yield stalls.only(~regular)
 
 
-def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None, what: str) -> Diagnosis | None:
-    """What stalls at the steps `at [k]` are; None where they are declared, cost nothing, or are a busy machine's."""
+def _stall_diagnosis(
+    run: RunFacts, stalls: _Stalls, at: Steps, path: str | None, what: str, *, reach: int
+) -> Diagnosis | None:
+    """What stalls at the steps `at [k]`, or up to `reach` steps before, are; None where they are declared, cost
+    nothing, or are a busy machine's."""
     period = _roundest(*stalls.between) if stalls.between else _period(at, stalls.since, stalls.slack)
     # Of two stamps side by side one may be late by the time between stamps, and the next one not.
     shortest_s = 2 * STAMP_S if _by_stamps(run) else _MIN_STALL_S
@@ -128,7 +132,7 @@ def _stall_diagnosis(run: RunFacts, stalls: _Stalls, at: Steps, path: str | None
     about = "about " if stalls.slack or least != largest else ""
     rhythm = f"{about}every {period} steps" if period is not None else f"{len(at)} times without a period"
     longest, gap = _longest(stalls, at)
-    meant = _reason_if_meant(run, at, period)
+    meant = _reason_if_meant(run, at, period, reach=reach)
     if declared:
         meant = f" They are declared, and grow: the last ones take {growth:.2g} times as long as the first."
     minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
@@ -242,16 +246,18 @@ def _longest(stalls: _Stalls, at: Steps) -> tuple[str, float]:
     return f" The longest alone, at step {at[worst]}, takes {took}.", share
 
 
-def _reason_if_meant(run: RunFacts, at: Steps, period: int | None) -> str:
-    """As text, why these pauses are the trainer's own: the log names them, or they keep a period that looks set.
+def _reason_if_meant(run: RunFacts, at: Steps, period: int | None, *, reach: int = 0) -> str:
+    """As text, why these pauses are the trainer's own: the log names them, or they keep a period that looks set. A
+    pause may have been up to `reach` steps before the row that holds it.
 
     A period explains nothing in a run of a runbook, which can declare it.
     """
     places = run.evidence.places
     if places is not None:
         usual = np.setdiff1d(places.steps, at)
-        # The stamps of arrival leave steps out: what is slow in one looks slow in the next one.
-        for named in (places.pauses, np.union1d(places.pauses, places.pauses + 1)):
+        # The stamps of arrival leave steps out: what is slow in one looks slow in the next one that has a stamp.
+        behind = np.unique(np.add.outer(np.arange(reach + 2), places.pauses))
+        for named in (places.pauses, behind):
             here, elsewhere = (np.isin(some, named).mean() if some.size else 0.0 for some in (at, usual))
             if here >= _EVEN and elsewhere <= _EVEN / 2:
                 return " The log names a validation, a checkpoint or the end of an epoch there."

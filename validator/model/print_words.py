@@ -54,6 +54,15 @@ _LOSS = (
     rf"{_NOT_LOSS}(?: train\b)?(?: \(curr\))?{_AT_STEP}{_IS}{{loss}}(?![\d.,]*\s?%)"
 )
 
+_OTHER_NAMES = (
+    _NAME
+    + "".join(
+        rf"(?<!\b{word} )" for word in ("val", "valid", "validation", "eval", "test", "dev", "best", "avg", "mean")
+    )
+    + rf"(?:train[_ ])?(?:mse|nll|bce)\b{_IS}{{loss}}"
+)
+"""A loss by the name of its function, where a line has none by that name."""
+
 _VAL_LOSS = (
     rf"{_NAME}(?<!best )(?<!min )(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss\b"
     rf"{_IS}{{val_loss}}(?![\d.,]*\s?%)"
@@ -122,6 +131,7 @@ def _rate(group: str, unit: str) -> str:
 _VALUES = "".join(
     (
         _optional(_LOSS, needs="(?:loss|xent)"),
+        _optional(_OTHER_NAMES, needs="(?:mse|nll|bce)", unless="(?:loss|xent)"),
         _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
         _optional(rf"(?<![a-z])(?:grad(?:ient)?[_ ]?norm|gnorm|(?<![_/])norm)\b{_IS}{{grad_norm}}", needs="norm"),
         _optional(rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}", needs="(?:lr|learning)"),

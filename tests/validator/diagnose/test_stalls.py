@@ -226,6 +226,20 @@ def test_pauses_where_an_epoch_begins_are_meant() -> None:
     assert _reason_if_meant(run, np.array([50, 85, 120, 155]), 35) == ""  # type: ignore[arg-type]
 
 
+def test_a_pause_belongs_to_all_steps_of_the_row_that_holds_it() -> None:
+    """Rows with a stamp come every few steps: a validation at 300 was looked for in the row of 302 alone."""
+    steps = np.arange(1, 1201)
+    run = SimpleNamespace(
+        evidence=SimpleNamespace(places=PrintedPlaces(steps, steps, np.arange(100, 1201, 100))),
+        series=lambda name: None,
+        planned=True,
+        result=SimpleNamespace(series={}),
+    )
+    at = np.array([201, 302, 502, 602, 902, 1002, 1102])
+    assert _reason_if_meant(run, at, 100) == ""  # type: ignore[arg-type]
+    assert _reason_if_meant(run, at, 100, reach=3).startswith(" The log names a validation")  # type: ignore[arg-type]
+
+
 def test_a_period_that_somebody_set_is_information_in_a_log_by_itself(tmp_path: Path) -> None:
     """A runbook declares a pause that is meant; a log cannot."""
     slow = [s + (2.0 if i % 20 == 0 else 0) for i, s in enumerate(times(), 1)]

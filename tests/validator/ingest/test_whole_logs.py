@@ -119,3 +119,10 @@ def test_of_losses_that_are_lowered_against_each_other_the_one_that_falls_counts
     assert found["loss"][1] == pytest.approx(loss(11), abs=1e-3)
     assert found["step_time_s"][1] == 0.092
     assert found["dt_fetch_s"][1] == 0.154
+
+
+def test_a_loss_by_the_name_of_its_function(tmp_path: Path) -> None:
+    lines = [f"step {i} | mse {loss(i):.4f} | grad norm 0.146 | 17.6 ms/step" for i in range(12)]
+    assert last_of(tmp_path, lines)["loss"] == (11, loss(11))
+    both = [f"step {i} | mse 9.0 | loss {loss(i):.4f} | val mse 0.3" for i in range(12)]
+    assert last_of(tmp_path, both)["loss"] == (11, loss(11))
