@@ -12,7 +12,7 @@ from validator.errors import ExitCode
 from validator.model.catalogue import MIN_REPEATS
 from validator.model.expression import open_reference
 from validator.model.findings import DISTURBED
-from validator.model.verdict import PhaseReport, ValidationReport
+from validator.model.verdict import PhaseReport, ValidationReport, Verdict
 from validator.report.elements import anchor
 from validator.report.page import FindingView, LabeledValue, NextStep
 from validator.text import clean, one_line
@@ -83,6 +83,8 @@ def _may_explain(finding: FindingView, phase: PhaseReport) -> bool:
     unmet = [item for item in phase.criteria if item.required and item.status == phase.status]
     if waits_for_bounds(phase):
         return finding.code in DISTURBED
+    if unmet and all(map(_of_memory, unmet)):
+        return finding.code in _ENDS  # neither other programs nor a rate make memory grow
     if finding.code == "busy-host" and any(
         item.id == f"{phase.id}.sustained_rate" and item.status == "FAIL" for item in unmet
     ):
@@ -90,6 +92,10 @@ def _may_explain(finding: FindingView, phase: PhaseReport) -> bool:
     if finding.code == "busy-host":
         return not unmet or any(not item.text.startswith("loss.") for item in unmet)
     return too_short(phase) is None
+
+
+def _of_memory(item: Verdict) -> bool:
+    return item.id.endswith(".sustained_memory")
 
 
 def _unfinished(phase: PhaseReport) -> bool:
@@ -158,7 +164,8 @@ def _phase_step(phase: PhaseReport, report: ValidationReport) -> NextStep:
     longer = (_what_is_needed(phase) if short else None) or _LONGER.get("repeated" if repeated else short or "")
     if longer and (most := report.runbook.max_steps) is not None and _wanted_steps(phase) > most:
         longer = _AT_MOST.format(most=most)
-    step = longer or _about_nodes(phase, report) or _STEPS.get(status, _STEPS["NOT_RUN"])
+    leaks = phase.status == "FAIL" and any(_of_memory(one) and one.status == "FAIL" for one in phase.criteria)
+    step = longer or _about_nodes(phase, report) or _STEPS.get("LEAK" if leaks else status, _STEPS["NOT_RUN"])
     place = f"#{anchor('phase', phase.id)}"
     return NextStep(one_line(phase.id), step, place, _reasons(phase, report), phase.id)
 
@@ -226,6 +233,8 @@ _AT_MOST = (
 _STEPS = {
     "FAIL": "No known cause was recognized. Inspect the evidence of what failed, or compare this run with a good one "
     "with `validator compare`.",
+    "LEAK": "Look for what grows with every step: losses or outputs that are kept with their graphs, lists, caches, "
+    "workers of the loader. tracemalloc, or torch.cuda.memory_snapshot, names where it is allocated.",
     "CHECK": "Do what the failed check asks for, then validate again.",
     "OPEN": "Write the bound that is still open, or let this run fill it in: the last line of the terminal, and of "
     "`validator report`, is the command.",

@@ -187,6 +187,22 @@ def test_other_programs_do_not_explain_a_fall_of_the_rate_that_failed(status: St
     assert step.name == code
 
 
+def test_neither_other_programs_nor_a_rate_explain_that_memory_grows() -> None:
+    """A leak that failed the soak had "End the other programs" as the next step."""
+    criteria = (
+        pieces.verdict("soak.sustained_memory", "the memory on the host does not grow until it is full", "FAIL"),
+    )
+    phase = pieces.baseline("FAIL", criteria=criteria)
+    found = tuple(
+        Finding(code=one, severity="warning", confidence="high", phase="baseline", message="m", next_step=one)
+        for one in ("busy-host", "rate-shift")
+    )
+    changed = {"decision": "NO_GO", "exit_code": 1, "phases": (phase,), "findings": found}
+    step = build_page(samples.go().model_copy(update=changed)).next_step
+    assert step is not None
+    assert step.value.startswith("Look for what grows with every step")
+
+
 @pytest.mark.parametrize("other", ["loader-bound", "host-bound"])
 def test_a_wait_that_was_measured_comes_before_other_programs(other: str) -> None:
     """The trainer printed that its loader stalled, and the next step was to end other programs."""
