@@ -328,6 +328,8 @@ def _answer(
     advice = "run more steps, or try a value further away"
     if not contrast.repeatable:
         advice = _WITH_SEED if seeded else _SEED
+    elif contrast.others:
+        advice = "let it print every step (a bar of tqdm, which is drawn by time: mininterval=0, miniters=1)"
     prints = " The trainer prints another learning rate, which its optimizer need not use." if rates == "other" else ""
     return "INCONCLUSIVE", f"Not decided: {contrast.why}; {advice}.{prints}"
 

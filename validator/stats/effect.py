@@ -54,6 +54,8 @@ class LossContrast(NamedTuple):
     why: str
     steps: tuple[int, ...] = ()
     repeatable: bool = True
+    others: bool = False
+    """Whether each run has losses enough, of other steps than the next one."""
 
 
 def contrast_losses(declared: Sequence[Losses], changed: Losses, *, after_update: bool = False) -> LossContrast:
@@ -64,7 +66,9 @@ def contrast_losses(declared: Sequence[Losses], changed: Losses, *, after_update
     """
     steps = tuple(sorted(set(changed).intersection(*declared)))
     if len(steps) < MIN_ROWS:
-        return LossContrast("open", f"only {len(steps)} steps have a loss in every run", steps)
+        why = f"only {len(steps)} steps have a loss in every run"
+        others = min(map(len, (*declared, changed))) >= 2 * MIN_ROWS
+        return LossContrast("open", f"{why}, for each prints others" if others else why, steps, others=others)
     ours = [[run[step] for step in steps] for run in declared]
     theirs = [changed[step] for step in steps]
     if not all(math.isfinite(value) for run in ours for value in run):

@@ -113,3 +113,12 @@ def test_step_times_decide_only_where_every_step_is_clearly_faster_or_slower() -
     assert contrast_times(declared, [0.5, 0.5]) is None, "too few"
     assert contrast_times([[1.0, 1.0, 1.0], []], [0.5, 0.5, 0.5]) is None
     assert contrast_times([[0.0, 1.0, 1.0]] * 2, [0.5, 0.5, 0.5]) is None, "rows that came at once"
+
+
+def test_a_bar_that_prints_other_steps_in_each_run_is_told_so() -> None:
+    """Drawn by time it shows other steps each time, and more of them were asked for."""
+    runs = [{first + 7 * i: 2.0 - 0.01234 * i for i in range(40)} for first in (1, 3, 5)]
+    found = contrast_losses(runs[:2], runs[2])
+    assert (found.outcome, found.others) == ("open", True)
+    assert "each prints others" in found.why
+    assert not contrast_losses([{1: 2.0}, {1: 2.0}], {1: 2.0}).others
