@@ -118,7 +118,7 @@ def ordered(series: Series) -> Series:
 
 
 PACES = {"step_time_s": "step", "toks_per_s": "token", "samples_per_s": "sample"}
-"""Series that tell time, the most direct first: a time, or a rate and what it is one of."""
+"""Series that show the time, the most direct first: a time, or a rate and what it is one of."""
 
 
 def window_of(series: Mapping[str, Series], warmup_steps: int) -> SteadyWindow:
