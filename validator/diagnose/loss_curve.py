@@ -47,7 +47,7 @@ _REWARD = re.compile(
 )
 """What episodes reach on average; neither a reward of one sample nor one that a part of a loss has."""
 
-_AGENT = re.compile(r"(?i)polic[iy]|value_loss|explained_var|advantage|critic|actor|(?<![a-z])q_?(?:loss|mean)")
+_AGENT = re.compile(r"(?i)polic[iy]|value_loss|explained_var|advantage|(?<![a-z])(?:critic|actor|q_?(?:loss|mean))")
 """Names beside the loss of an agent."""
 
 _EXPLODED = 100.0
