@@ -1,4 +1,4 @@
-"""The kernels on a GPU against the float64 oracle: fixed shapes and 50 random ones, freed memory poisoned by NaN."""
+"""The kernels on a GPU against the float64 oracle: fixed shapes and 100 random ones, freed memory poisoned by NaN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa.kernels.precompile import Shape
 
 pytestmark = pytest.mark.gpu
 
-N_RANDOM = 50
+N_RANDOM = 100
 
 
 def random_case(seed: int) -> tuple[Any, ...]:
