@@ -32,6 +32,10 @@ _DROP_SHARE = 0.10
 _MULTIPLIED, _MANY_ROWS = 3.0, 100
 """Times its minimum at which a loss ends whose noise may have grown with it, and rows that show the noise before."""
 
+_JUMP, _LASTING_SHARE, _LASTING_ERRORS = 5.0, 0.02, 5.0
+"""Times that a learning rate rises from one row to the next to begin again, and by how much the loss then ends higher:
+as a share of what it was, and in standard errors."""
+
 _BOTH_SIDES = 0.1
 """Share of the losses on either side of 0 from which a loss lies around it."""
 
@@ -147,6 +151,38 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
                 f"smoothed {name}: maximum {format_number(-low)} near step {at}, end {format_number(-high)}",
             )
             return
+
+
+@rule("diverging", "warning", of="run")
+def learning_rate_jumps(run: RunFacts) -> Iterator[Diagnosis]:
+    """A learning rate that rises at once to a multiple, late in the run, and a loss that ends above what it was before:
+    a schedule that begins again takes back what was learned."""
+    loss, rates = run.series("loss"), run.series("lr")
+    if not run.training or loss is None or rates is None or _loss_risen(run) is not None:
+        return
+    before, behind = rates.values[:-1], rates.values[1:]
+    jumps = np.flatnonzero((before > 0) & (behind >= _JUMP * before) & (rates.steps[1:] > rates.steps[-1] / 3))
+    if not jumps.size:
+        return
+    at = int(rates.steps[jumps[-1] + 1])
+    values = loss.values[np.isfinite(loss.values)]
+    first = int((loss.steps[np.isfinite(loss.values)] < at).sum())
+    width = _levels(values)[1] if len(values) >= _MIN_ROWS else 0
+    if not width or first < 3 * width or len(values) - first < 2 * width:
+        return
+    was, ends = (float(np.median(some)) for some in (values[first - width : first], values[-width:]))
+    error = 1.2533 * math.sqrt(2 / width) * _row_scatter(values[:first], width)  # of a difference of two medians
+    if ends - was < max(_LASTING_SHARE * abs(was), _LASTING_ERRORS * error):
+        return
+    rose = f"{rates.values[jumps[-1]]:.3g} to {rates.values[jumps[-1] + 1]:.3g}"
+    yield _diverges(
+        f"The learning rate rises from {rose} at step {at}, and the loss, {format_number(was)} before, ends at "
+        f"{format_number(ends)}.",
+        "warning",
+        loss,
+        f"lr {rose}; medians of {width} rows before step {at} and at the end: {format_number(was)}, "
+        f"{format_number(ends)}",
+    )
 
 
 def _loss_risen(run: RunFacts) -> tuple[float, float, int, int] | None:

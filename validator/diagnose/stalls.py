@@ -378,8 +378,9 @@ def _period(steps: Steps, since: int, slack: int) -> int | None:
 
 def _from_start(steps: Steps, since: int, slack: int) -> int | None:
     """Steps from one slow step to the next, where all stand at its multiples, counted from 0 or 1, and none is missing
-    after the step `since`: a validation every 250 steps in a run of 600, of which two say enough."""
-    if len(steps) < 2:
+    after the step `since`: a validation every 250 steps in a run of 600, of which two say enough where the steps are
+    known exactly."""
+    if len(steps) < (3 if slack else 2):
         return None
     gaps = np.diff(steps)
     period, first = int(gaps[0]), int(steps[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from validator.diagnose.loss_curve import is_reward
 from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
 from validator.diagnose.settings import stated_unclearly
 from validator.judge.config import obeyed_text, unreported
@@ -92,7 +93,8 @@ def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
 def _that_fall(run: RunFacts) -> list[str]:
     """Series of the trainer's own names that fall, as a loss does: up to three."""
     own = (one for name, one in run.result.series.items() if name not in METRICS and not name.startswith("telemetry."))
-    return [one.name for one in own if len(one.values) >= _FALLING_ROWS and fell(one.values.tolist())][:3]
+    falls = (one.name for one in own if len(one.values) >= _FALLING_ROWS and fell(one.values.tolist()))
+    return [name for name in falls if not is_reward(name)][:3]
 
 
 @rule("clock-unverified", "info", of="validation")

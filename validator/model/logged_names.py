@@ -120,7 +120,21 @@ they are no rates."""
 _MEANT = {other: name for name, others in _LOGGED.items() for other in others}
 
 _LESS_CERTAIN: Mapping[str, tuple[str, ...]] = {
-    "loss": ("total_loss", "step_loss"),
+    "loss": (
+        *("total_loss", "step_loss"),
+        *(
+            "train_xent",
+            "xent",
+            "train_nll",
+            "nll",
+            "train_ce",
+            "cross_entropy",
+            "train_cross_entropy",
+            "train_mse",
+            "mse",
+        ),
+    ),
+    "step_time_ms": ("msec", "update_msec", "step_msec", "batch_ms", "update_ms"),
     "toks_per_s": ("tps",),
     "elapsed_s": ("runtime",),
     "samples_per_s": ("seq/s",),

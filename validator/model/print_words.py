@@ -63,6 +63,12 @@ _OTHER_NAMES = (
 )
 """A loss by the name of its function, where a line has none by that name."""
 
+_MEAN_REWARD = (
+    rf"{_NAME}(?:(?:mean|avg|average)[_ ](?:episode[_ ])?(?:reward|return)"
+    rf"|ep(?:isode)?[_ ](?:rew(?:ard)?_mean|reward|return))\b{_IS}{{mean_reward}}"
+)
+"""What episodes reach on average, by which an agent is judged."""
+
 _VAL_LOSS = (
     rf"{_NAME}(?<!best )(?<!min )(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss\b"
     rf"{_IS}{{val_loss}}(?![\d.,]*\s?%)"
@@ -132,6 +138,7 @@ _VALUES = "".join(
     (
         _optional(_LOSS, needs="(?:loss|xent)"),
         _optional(_OTHER_NAMES, needs="(?:mse|nll|bce)", unless="(?:loss|xent)"),
+        _optional(_MEAN_REWARD, needs="(?:rew|return)"),
         _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
         _optional(rf"(?<![a-z])(?:grad(?:ient)?[_ ]?norm|gnorm|(?<![_/])norm)\b{_IS}{{grad_norm}}", needs="norm"),
         _optional(rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}", needs="(?:lr|learning)"),

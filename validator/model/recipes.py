@@ -11,7 +11,17 @@ from validator.model.print_formats import KNOWN, LINE, Recipe
 from validator.model.print_words import BARS, GENERAL, RECORDS, TABLES
 
 _WANTED = frozenset(
-    {"loss", "grad_norm", "toks_per_s", "toks_per_s_per_rank", "step_time_s", "samples_per_s", "elapsed_s", "timestamp"}
+    {
+        "loss",
+        "grad_norm",
+        "toks_per_s",
+        "toks_per_s_per_rank",
+        "step_time_s",
+        "samples_per_s",
+        "elapsed_s",
+        "timestamp",
+        "mean_reward",
+    }
 )
 """Series of which a row holds at least one besides its number."""
 

@@ -16,7 +16,7 @@ import pytest
 from tests.validator.diagnose.cases import healthy, of_folder, of_run
 from tests.validator.diagnose.test_steadiness import LOG, N, alone, found, times
 from tests.validator.ingest.folders import write_arrivals, write_csv
-from validator.diagnose.stalls import _beside_evaluations, _reason_if_meant
+from validator.diagnose.stalls import _beside_evaluations, _period, _reason_if_meant
 from validator.model.result import PrintedPlaces, Series
 from validator.model.verdict import Finding
 
@@ -224,6 +224,11 @@ def test_pauses_where_an_epoch_begins_are_meant() -> None:
     )
     assert _reason_if_meant(run, np.array([85, 165, 245, 325]), 80).startswith(" They are where one epoch ends")  # type: ignore[arg-type]
     assert _reason_if_meant(run, np.array([50, 85, 120, 155]), 35) == ""  # type: ignore[arg-type]
+
+
+def test_two_pauses_keep_no_period_where_their_steps_are_not_known_exactly() -> None:
+    assert _period(np.array([342, 679]), 20, 5) is None
+    assert _period(np.array([250, 500]), 20, 0) == 250
 
 
 def test_a_pause_belongs_to_all_steps_of_the_row_that_holds_it() -> None:

@@ -294,6 +294,9 @@ def test_columns_of_other_names_are_known_by_what_they_are_called(tmp_path: Path
     assert named(tmp_path, "epoch,batch,loss", *("0,1,2.0", "0,2,1.9", "1,1,1.8")) is None, "several rows an epoch"
     assert named(tmp_path, "epoch,loss", "0.1,2.0", "0.2,1.9") is None, "shares of an epoch"
     assert named(tmp_path, "name,value", "a,1") is None
+    assert named(tmp_path, "update,train_xent,learning_rate,msec", "7,2.3,0.0005,11.58") == {
+        "step": "update", "loss": "train_xent", "step_time_ms": "msec"
+    }  # fmt: skip
 
 
 def test_a_loss_that_is_written_in_parts_is_their_sum(tmp_path: Path) -> None:

@@ -126,3 +126,12 @@ def test_a_loss_by_the_name_of_its_function(tmp_path: Path) -> None:
     assert last_of(tmp_path, lines)["loss"] == (11, loss(11))
     both = [f"step {i} | mse 9.0 | loss {loss(i):.4f} | val mse 0.3" for i in range(12)]
     assert last_of(tmp_path, both)["loss"] == (11, loss(11))
+
+
+def test_a_reward_by_its_name_judges_an_agent(tmp_path: Path) -> None:
+    """Its policy's loss was read, said not to fall, and a reward that fell again was not seen."""
+    lines = [
+        f"update {i} mean_reward {0.2 + i / 100:.3f} policy_loss {0.1 - i % 3 / 10:.4f} fps 3980" for i in range(60)
+    ]
+    assert last_of(tmp_path, lines)["mean_reward"] == (59, 0.79)
+    assert "zero-grad" not in of_folder(tmp_path / "train.log")
