@@ -139,7 +139,13 @@ def _rows(answer) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.mark.parametrize("form", list(_TRAINERS))
+_READ_ELSEWHERE = ("nanogpt", "torchtitan", "lightning bar", "dictionaries of GRPO")
+"""Forms whose lines have tests beside their readers; a run of each takes ten seconds."""
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(one, marks=[pytest.mark.long] * (one in _READ_ELSEWHERE)) for one in _TRAINERS]
+)
 def test_a_trainer_is_recognized_and_its_runbook_runs(
     form: str, cli, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
