@@ -19,7 +19,8 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from validator.diagnose.bottlenecks import straggler
-from validator.diagnose.loss_curve import diverging, frozen_loss, frozen_validation, what_is_learned_is_lost
+from validator.diagnose.divergence import diverging, what_is_learned_is_lost
+from validator.diagnose.loss_curve import frozen_loss, frozen_validation
 from validator.diagnose.repeated_data import repeated_data
 from validator.diagnose.rule import Rule, RunFacts
 from validator.diagnose.stalls import periodic_stall

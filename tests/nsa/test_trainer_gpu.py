@@ -188,6 +188,8 @@ def test_the_trace_has_a_range_for_every_branch(tmp_path: Path, extra: list[str]
     seen = summary["ranges_seen"]
     for name in ("nsa.compress", "nsa.cmp", "nsa.sel", "nsa.sel.ranges_v2", "nsa.win"):
         assert seen[name]["count"] >= 2 * 2  # steps × layers
+    # Hopper's own kernels choose in one range, beside the compressed branch, and list in another.
+    assert seen["nsa.sel.ranges_v2"]["count"] == (2 if hopper_allowed() else 1) * 2 * 2
     assert {"nsa.cmp.backward", "nsa.sel.backward", "nsa.win.backward", "nsa.query.backward"} <= set(seen)
     assert 0 < summary["gpu_busy_share"] <= 1
     assert summary["host_bound_share"] == pytest.approx(1 - summary["gpu_busy_share"], abs=1e-3)

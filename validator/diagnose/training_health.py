@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.loss_curve import around_zero, diverging, is_reward
+from validator.diagnose.divergence import around_zero, diverging, is_reward
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import is_coarse
 from validator.model.result import Series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from validator.diagnose.loss_curve import is_reward
+from validator.diagnose.divergence import is_reward
 from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
 from validator.diagnose.settings import stated_unclearly
 from validator.judge.config import obeyed_text, unreported

@@ -96,10 +96,7 @@ def read_known_files(state: ResultBuilder, found: logs.LogFiles) -> None:
         return
     ((name, metrics),) = kinds.items()
     for one in find_files(state.out, metrics):
-        tables = list(read_files(one, state.out, metrics, state.read_log, ended=state.ended))
-        if one.reader.two_streams and not any("loss" in table.columns for table in tables):
-            return  # a bar alone may be anybody's
-        for table in tables:
+        for table in read_files(one, state.out, metrics, state.read_log, ended=state.ended):
             state.add_printed(table)
         if state.series:
             path = state.read_log.name(state.out / one.paths[0])

@@ -276,15 +276,14 @@ def compressed_and_chosen(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tupl
     each was chosen from each span, as :func:`nsa.kernels.select.select_kernel` gives them."""
     out = _empty_output(q, p)
     top = q.new_empty(p.bg, p.S, p.n_top, dtype=torch.int32)
-    with span("nsa.sel.ranges_v2"):
-        counts = q.new_zeros(p.bg, p.n_lists, dtype=torch.int32)
+    counts = q.new_empty(p.bg, p.n_lists, dtype=torch.int32)
     with span("nsa.compress"):
         kc, vc = _with_rows_beyond(kc), _with_rows_beyond(vc)
     turns, most = _strip_turns(p)
     strips = q.new_empty(most, dtype=torch.uint8)
     constants = _choose_constants(p)
     resident = dict(constants[0])["RESIDENT"]
-    for pairs, tokens in turns:
+    for turn, (pairs, tokens) in enumerate(turns):
         with span("nsa.cmp"):
             _dense((q, kc, vc), out, p, strips, pairs=pairs, tokens=tokens)
         sizes = (p.S, p.H, p.G, p.n_cmp, p.n_blocks, p.span, p.n_lists, pairs[1], pairs[0], *tokens)
@@ -292,6 +291,8 @@ def compressed_and_chosen(q: Tensor, kc: Tensor, vc: Tensor, p: Problem) -> tupl
         given = _ChooseArguments(at, q.stride()[:3], sizes, p.scale2)
         blocks = min(ceil_div((tokens[1] - tokens[0]) * pairs[1], _CHOOSE_WARPS), resident * p.n_processors)
         with span("nsa.sel.ranges_v2"):
+            if not turn:
+                counts.zero_()
             launch(_CHOOSE, *constants, blocks, given, q.device, threads=32 * _CHOOSE_WARPS)
     return *out, top, counts
 

@@ -135,3 +135,12 @@ def test_a_reward_by_its_name_judges_an_agent(tmp_path: Path) -> None:
     ]
     assert last_of(tmp_path, lines)["mean_reward"] == (59, 0.79)
     assert "zero-grad" not in of_folder(tmp_path / "train.log")
+
+
+def test_the_record_of_a_whole_run_is_no_row(tmp_path: Path) -> None:
+    """The last one of a `trainer_state.json` has a mean of the whole run under `train_loss`."""
+    history = [{"step": 10 * i, "epoch": i / 10, "loss": loss(i)} for i in range(1, 13)]
+    history.append({"step": 122, "epoch": 1.2, "total_flos": 1e15, "train_loss": 9.0})
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 122, "log_history": history}))
+    read = collect_dir(tmp_path).series["loss"]
+    assert (len(read.steps), int(read.steps[-1])) == (12, 120)
