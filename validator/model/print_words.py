@@ -313,7 +313,7 @@ RECORDS: tuple[Recipe, ...] = (
     Recipe(
         "records",
         ("step", "iter"),
-        r"(?i)^(?=.*?\{)(?:"
+        r"(?i)^(?=.*?\{)(?!(?=.*?[\"']total_flos[\"']).*?[\"']train_loss[\"'])(?:"  # of a whole run
         + "|".join(
             rf"""(?={_OUTSIDE_EVALUATION}["']{step_pattern(whole=whole)}["']: ?{{step}}\b)""" for whole in (True, False)
         )

@@ -10,6 +10,7 @@ import pytest
 
 from tests.validator.diagnose.cases import of_folder
 from validator.ingest import collect_dir
+from validator.model.metrics import TrainerMetrics
 
 
 def loss(i: int) -> float:
@@ -142,5 +143,6 @@ def test_the_record_of_a_whole_run_is_no_row(tmp_path: Path) -> None:
     history = [{"step": 10 * i, "epoch": i / 10, "loss": loss(i)} for i in range(1, 13)]
     history.append({"step": 122, "epoch": 1.2, "total_flos": 1e15, "train_loss": 9.0})
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 122, "log_history": history}))
-    read = collect_dir(tmp_path).series["loss"]
-    assert (len(read.steps), int(read.steps[-1])) == (12, 120)
+    for metrics in (None, TrainerMetrics(reader=("hf-trainer",))):
+        read = collect_dir(tmp_path, metrics=metrics).series["loss"]
+        assert (len(read.steps), int(read.steps[-1])) == (12, 120)

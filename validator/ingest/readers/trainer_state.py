@@ -28,7 +28,8 @@ class TrainerState:
             row = record_row(record, end=len(data)) if isinstance(record, dict) else None
             if row is None:
                 self.faults.add("missing-step", 1, str(record)[:60])
-            elif row.values.keys().isdisjoint(("train_runtime", "total_flos")):  # the last one is of the whole run
+            elif "train_runtime" not in row.values and not row.values.keys() >= {"train_loss", "total_flos"}:
+                # The last one is of the whole run.
                 yield row
 
 
