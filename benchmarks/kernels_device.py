@@ -43,6 +43,10 @@ SMALL = [
     (1, 1290, 16, 1, 64, 64, torch.float16, SIZES),
     (1, 700, 8, 2, 256, 256, torch.bfloat16, SIZES),
     (1, 31, 8, 2, 64, 64, torch.bfloat16, SIZES),
+    # One to three compressed blocks, two keys: nothing averages what few rows leave.
+    (1, 47, 6, 1, 128, 128, torch.bfloat16, SIZES),
+    (4, 68, 12, 2, 64, 64, torch.bfloat16, SIZES),
+    (1, 2, 8, 2, 64, 64, torch.bfloat16, SIZES),
     (1, 900, 12, 2, 64, 64, torch.float32, SIZES),
     (1, 333, 8, 2, 128, 64, torch.float32, (16, 8, 32, 6, 100)),
     (2, 190, 12, 2, 48, 80, torch.bfloat16, (8, 4, 24, 7, 33)),

@@ -26,20 +26,84 @@ from nsa.kernels.tiles import (
 
 __all__ = ["delta_kernel", "dkv_kernel", "dq_kernel"]
 
+FEW = tl.constexpr(16)  # a row that sees no more keys gets its delta from them, not from its rounded output
 
-@triton.jit(do_not_specialize=["N_ROWS"])
-def delta_kernel(do, o_cmp, o_sel, o_win, delta, N_ROWS, DV: tl.constexpr, BM: tl.constexpr):
-    """``delta [N_ROWS, 3]`` float32: dO . o of each branch. Grid (rows / BM,)."""
-    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    ok = row < N_ROWS
-    cols = row[:, None] * DV + tl.arange(0, DV)[None, :]
-    d_o = tl.load(do + cols, mask=ok[:, None], other=0.0).to(tl.float32)
-    x = tl.load(o_cmp + cols, mask=ok[:, None], other=0.0).to(tl.float32)
-    tl.store(delta + row * 3, tl.sum(d_o * x, 1), mask=ok)
-    x = tl.load(o_sel + cols, mask=ok[:, None], other=0.0).to(tl.float32)
-    tl.store(delta + row * 3 + 1, tl.sum(d_o * x, 1), mask=ok)
-    x = tl.load(o_win + cols, mask=ok[:, None], other=0.0).to(tl.float32)
-    tl.store(delta + row * 3 + 2, tl.sum(d_o * x, 1), mask=ok)
+
+@triton.jit
+def _from_few_keys(
+    to, few, q0, q1, d_o, lse, t, k, v, sk, sv, scale2, MODE: tl.constexpr, L: tl.constexpr, D: tl.constexpr,
+    LS: tl.constexpr, W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Write ``sum_n p_n dO.v_n`` of the rows that are ``few``: what they see is among the first ``FEW`` keys."""
+    n = tl.arange(0, FEW)
+    seen = is_visible(n[None, :], t[:, None], MODE, L, D, LS, W) & few[:, None]
+    n_ok = tl.max(seen.to(tl.int32), 0) > 0
+    c0 = tl.arange(0, DK0)
+    k0 = tl.load(k + n[:, None] * sk + c0[None, :], mask=n_ok[:, None], other=0.0)
+    vv = tl.load(v + n[:, None] * sv + tl.arange(0, DV)[None, :], mask=n_ok[:, None], other=0.0)
+    s = tl.dot(q0, tl.trans(k0), input_precision=PREC)
+    if DK1 > 0:
+        k1 = tl.load(k + n[:, None] * sk + (DK0 + tl.arange(0, DK1))[None, :], mask=n_ok[:, None], other=0.0)
+        s = tl.dot(q1, tl.trans(k1), s, input_precision=PREC)
+    dp = tl.dot(d_o, tl.trans(vv), input_precision=PREC)
+    p = tl.where(seen, tl.exp2(s * scale2 - tl.load(lse, mask=few, other=float("inf"))[:, None]), 0.0)
+    tl.store(to, tl.sum(p * dp, 1), mask=few)
+
+
+@triton.jit(do_not_specialize=["S"])
+def delta_kernel(
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, do, o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, delta,
+    sqb, sqs, sqh, skcb, skcn, skcg, svcb, svcn, svcg, sksb, sksn, sksg, svsb, svsn, svsg, skwb, skwn, skwg,
+    svwb, svwn, svwg, S, scale2,
+    H: tl.constexpr, G: tl.constexpr, HPG: tl.constexpr, L: tl.constexpr, D: tl.constexpr, LS: tl.constexpr,
+    W: tl.constexpr, DK0: tl.constexpr, DK1: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    """``delta [B, S, H, 3]`` float32: dO . o of each branch. Grid (tokens / BT, B * G).
+
+    Score gradients of a row are products with dO.v - delta and add up to zero. With few keys these differences are
+    small beside the rounding of o, and a gradient that comes from such rows alone (the compressed branch of a
+    sequence that has two blocks) would be off by percents: there delta comes from the very weights that the score
+    gradients use.
+    """
+    b = (tl.program_id(1) // G).to(tl.int64)
+    g = tl.program_id(1) % G
+    t0 = tl.program_id(0) * BT
+    r = tl.arange(0, BM)
+    t = t0 + r // HPG
+    ok = (r < BT * HPG) & (t < S)
+    row0 = (b * S + t0) * H
+    row = (r // HPG) * H + g * HPG + r % HPG
+    cols = (row * DV)[:, None] + tl.arange(0, DV)[None, :]
+    d_o = tl.load(do + row0 * DV + cols, mask=ok[:, None], other=0.0)
+    x_cmp = tl.load(o_cmp + row0 * DV + cols, mask=ok[:, None], other=0.0).to(tl.float32)
+    x_sel = tl.load(o_sel + row0 * DV + cols, mask=ok[:, None], other=0.0).to(tl.float32)
+    x_win = tl.load(o_win + row0 * DV + cols, mask=ok[:, None], other=0.0).to(tl.float32)
+    few_cmp = ok & (t + 1 >= L) & (t + 1 < L + FEW * D)
+    few_win = ok & (t < FEW)
+    few_sel = few_win & (t < 3 * LS)  # later the first keys may not be seen
+    out = delta + row0 * 3 + row * 3
+    d_o32 = d_o.to(tl.float32)
+    tl.store(out, tl.sum(d_o32 * x_cmp, 1), mask=ok & ~few_cmp)
+    tl.store(out + 1, tl.sum(d_o32 * x_sel, 1), mask=ok & ~few_sel)
+    tl.store(out + 2, tl.sum(d_o32 * x_win, 1), mask=ok & ~few_win)
+    if t0 < tl.maximum(L - 1 + FEW * D, FEW):
+        qp = q + b * sqb + t0.to(tl.int64) * sqs + ((r // HPG) * sqs + (g * HPG + r % HPG) * sqh)[:, None]
+        q0 = tl.load(qp + tl.arange(0, DK0)[None, :], mask=ok[:, None], other=0.0)
+        q1 = tl.load(qp + DK0 + tl.arange(0, DK1)[None, :], mask=ok[:, None], other=0.0) if DK1 > 0 else q0
+        _from_few_keys(
+            out, few_cmp, q0, q1, d_o, lse_cmp + row0 + row, t, k_cmp + b * skcb + g * skcg,
+            v_cmp + b * svcb + g * svcg, skcn, svcn, scale2, CMP, L, D, LS, W, DK0, DK1, DV, PREC,
+        )  # fmt: skip
+        if t0 < FEW:
+            _from_few_keys(
+                out + 1, few_sel, q0, q1, d_o, lse_sel + row0 + row, t, k_sel + b * sksb + g * sksg,
+                v_sel + b * svsb + g * svsg, sksn, svsn, scale2, FORCED, L, D, LS, W, DK0, DK1, DV, PREC,
+            )  # fmt: skip
+            _from_few_keys(
+                out + 2, few_win, q0, q1, d_o, lse_win + row0 + row, t, k_win + b * skwb + g * skwg,
+                v_win + b * svwb + g * svwg, skwn, svwn, scale2, WIN, L, D, LS, W, DK0, DK1, DV, PREC,
+            )  # fmt: skip
 
 
 @triton.jit

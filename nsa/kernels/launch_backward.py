@@ -259,12 +259,15 @@ def _finish(
     )  # fmt: skip
 
 
-def _delta(do: Tensor, saved: Saved, p: Problem) -> Tensor:
+def _delta(do: Tensor, streams: tuple[Tensor, ...], saved: Saved, p: Problem) -> Tensor:
     delta = torch.empty(p.B, p.S, p.H, 3, dtype=torch.float32, device=do.device)
-    n_rows = p.B * p.S * p.H
-    delta_kernel[(ceil_div(n_rows, 32),)](
-        do, saved.o_cmp, saved.o_sel, saved.o_win, delta, n_rows, DV=p.dims.dv, BM=32, **FUSED
-    )
+    rows = max(32, next_power_of_2(p.hpg))
+    tokens = rows // p.hpg
+    delta_kernel[(ceil_div(p.S, tokens), p.bg)](
+        *streams, do, saved.o_cmp, saved.o_sel, saved.o_win, saved.lse_cmp, saved.lse_sel, saved.lse_win, delta,
+        *(n for x in streams for n in strides(x)), p.S, p.scale2, **p.common(), BT=tokens, BM=rows, PREC=p.precision,
+        num_warps=2, **FUSED,
+    )  # fmt: skip
     return delta
 
 
@@ -273,11 +276,11 @@ def backward(
     gates: Tensor, saved: Saved, p: Problem, *, per_token: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, the six streams and the gates (float32); the compressed streams' per token if ``per_token``."""
+    streams = (q, kc, vc, k_sel, v_sel, k_win, v_win)
     with span("nsa.gate.backward"):
-        delta = _delta(do, saved, p)
+        delta = _delta(do, streams, saved, p)
     dk_win, dv_win, dk_sel, dv_sel = (x.new_empty(p.B, p.S, p.G, x.shape[-1]) for x in (k_win, v_win, k_sel, v_sel))
     dq, rows = q.new_empty(p.B, p.S, p.H, p.dims.dk), (do, saved.lse_sel, gates, delta)
-    streams = (q, kc, vc, k_sel, v_sel, k_win, v_win)
     with span("nsa.cmp.backward"):
         parts = _Parts(do, streams, gates, delta, saved, p, per_token=per_token)
     sink = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from nsa.attention import nsa_attention
 from nsa.attention.dispatch import fallback_counters, reset_fallback_counters
-from nsa.kernels import launch, nsa_attention_triton, ops, problem, why_unsupported
+from nsa.kernels import launch, launch_backward, nsa_attention_triton, ops, problem, why_unsupported
 from nsa.kernels.hopper.forward import ROWS_BEYOND
 from nsa.kernels.hopper.rows import rows_kernel
 from nsa.parity.oracle import oracle_attention, selection_defects
@@ -73,6 +74,26 @@ def test_output_and_every_gradient_equal_the_oracle(name: str) -> None:
     assert not defects
     for got, want in zip((o, *branches, *grads), (*ref[:4], *wanted), strict=True):
         assert error(got.detach(), want.detach()) <= 1e-5
+
+
+def test_gradients_where_few_keys_are_seen_do_not_come_from_the_rounded_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU keeps outputs in 16 bits: of a sequence with two compressed blocks these gave a gradient 1% to 3% off."""
+
+    def backward(*arguments: Any, per_token: bool) -> tuple[Tensor, ...]:
+        *inputs, saved, p = arguments
+        rounded = {name: getattr(saved, name).bfloat16().float() for name in ("o_cmp", "o_sel", "o_win")}
+        return launch_backward.backward(*inputs, replace(saved, **rounded), p, per_token=per_token)
+
+    monkeypatch.setattr(ops, "backward", backward)
+    for case in (Case(2, 14, 4, 2, 48, 16, sizes(8, 4, 8, 4, 6)), Case(1, 2, 2, 1, 16, 16, sizes(8, 4, 8, 4, 6))):
+        x = inputs(case)
+        o = nsa_attention_triton(*x, **case.sizes)
+        do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1))
+        grads = torch.autograd.grad(o, x, do)
+        y = [t.detach().double().requires_grad_() for t in x]
+        wanted = torch.autograd.grad(oracle_attention(*y, **case.sizes).o, y, do.double())
+        for got, want in zip(grads, wanted, strict=True):
+            assert error(got, want) <= 1e-5
 
 
 def test_two_round_top_k_chooses_what_a_full_sort_chooses() -> None:
