@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from validator.model.evaluation_lines import evaluation_in
 from validator.model.logged_names import PARTS
 from validator.model.pattern import parse_number
 from validator.model.print_words import MEANS, RATE_UNITS
@@ -31,6 +32,7 @@ _STEP_WORDS = re.compile(r"(?:(?:step|iter|it|update|batch|i|n)\w*|[第步])\W*$
 _LOSS_WORDS = re.compile(
     r"(?:loss|(?<![a-z])(?:nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?)|损失)" + _IS, re.IGNORECASE
 )
+_ANY_LOSS = re.compile(r"loss(?![a-z])|损失", re.IGNORECASE)
 _THE_LOSS = re.compile(
     r"(?:^|[|,;:>)\]}\t]|\b(?:step|iter\w*|epoch|info)\b)[\s\"'{(\[-]*(?:reduced[ _])?"
     r"(?:(?:train(?:ing)?[ _/.])?(?:total[ _])?loss|(?:训练)?损失)" + _IS,
@@ -74,12 +76,18 @@ _LITTLE = 0.01
 def inferred_pattern(lines: Iterable[str]) -> str | None:
     """A pattern with `{step}` and `{loss}` for the commonest form of lines that shows both; None where none does."""
     forms: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    of_evaluation = set()
     for line in lines:
         if len(line) <= _MAX_LENGTH:
             parts, texts = _cut(line)
-            forms[tuple(re.sub(r"\s+", " ", part) for part in parts)].append(texts)
+            form = tuple(re.sub(r"\s+", " ", part) for part in parts)
+            if form not in forms and len(_ANY_LOSS.findall(line)) == 1 and evaluation_in(line):
+                of_evaluation.add(form)
+            forms[form].append(texts)
     often = {
-        parts: rows for parts, rows in forms.items() if len(rows) >= _MIN_LINES and not _EVALUATION.match(parts[0])
+        parts: rows
+        for parts, rows in forms.items()
+        if len(rows) >= _MIN_LINES and parts not in of_evaluation and not _EVALUATION.match(parts[0])
     }
     by_count = sorted(
         (parts for parts in often if len({part.lower() for part in _PARTS.findall(" ".join(parts))}) < 2),

@@ -146,14 +146,15 @@ def series_in(
     read_log: ReadLog,
     *,
     longest: bool = False,
+    known: bool = False,
     arrivals: Mapping[str, Arrivals] = NO_ARRIVALS,
 ) -> StepTable | None:
     """Series from the first of these logs in which the pattern matches a line, as `series` reads it."""
     for path in paths[1:]:
         if _matches(paths[0], pattern) or not _matches(path, pattern):
             continue
-        return series(path, pattern, read_log, longest=longest, arrivals=arrivals)
-    return series(paths[0], pattern, read_log, longest=longest, arrivals=arrivals)
+        return series(path, pattern, read_log, longest=longest, known=known, arrivals=arrivals)
+    return series(paths[0], pattern, read_log, longest=longest, known=known, arrivals=arrivals)
 
 
 def recognized(paths: Iterable[Path], *, in_words: bool = False) -> tuple[Path, Recipe] | None:
@@ -250,19 +251,20 @@ def series(
     read_log: ReadLog,
     *,
     longest: bool = False,
+    known: bool = False,
     arrivals: Mapping[str, Arrivals] = NO_ARRIVALS,
     earlier: tuple[Path, ...] = (),
 ) -> StepTable | None:
     """Series from the named groups of `pattern`, searched in each line; `step` is the step, the rest are values.
 
     None when the log cannot be read. A pattern that never matches is an irregularity, not an error. With `longest` the
-    longest of several runs or stages counts, else the last. `arrivals` are the stamps of all files, by name. `earlier`
-    are parts of the log before this one, whose lines come first.
+    longest of several runs or stages counts, else the last. `known` says that no user wrote the pattern. `arrivals` are
+    the stamps of all files, by name. `earlier` are parts of the log before this one, whose lines come first.
     """
     digest, wanted = Digest(), line_pattern(pattern)
     try:
         total = _usual_total(_parts((*earlier, path), Digest(), pattern), wanted)
-        rows = PrintedRows(wanted, StepCounter(total)).read(_parts((*earlier, path), digest, pattern))
+        rows = PrintedRows(wanted, StepCounter(total), given=not known).read(_parts((*earlier, path), digest, pattern))
     except TooSlow as error:
         read_log.note("no-match", str(error), path)
         return None

@@ -46,18 +46,19 @@ def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
 
 def printed_table(state: ResultBuilder, found: logs.LogFiles, pattern: str) -> StepTable | None:
     """What a pattern finds in what rank 0 printed, or in the text log that the runbook names."""
-    longest, arrivals = state.texts is not None, state.evidence.arrivals
+    how = {"longest": state.texts is not None, "known": pattern != state.metrics.stdout}
+    arrivals = state.evidence.arrivals
     if found.logged:
         *earlier, last = found.logged
         state.check_age(last, "the log")
-        return logs.series(last, pattern, state.read_log, longest=longest, arrivals=arrivals, earlier=tuple(earlier))
+        return logs.series(last, pattern, state.read_log, **how, arrivals=arrivals, earlier=tuple(earlier))
     texts = found.printed if state.texts is None else state.texts
     if state.metrics.log is not None:
         return None  # which is noted where it is looked for
     if not texts:
         state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
         return None
-    return logs.series_in(texts, pattern, state.read_log, longest=longest, arrivals=arrivals)
+    return logs.series_in(texts, pattern, state.read_log, **how, arrivals=arrivals)
 
 
 def with_text_log(state: ResultBuilder, found: logs.LogFiles) -> logs.LogFiles:

@@ -19,6 +19,7 @@ from validator.ingest.clock import Arrivals
 from validator.ingest.derived import Derived, clocks, with_derived
 from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import OF_EVALUATION, TOTALS, contract_values, says_nothing, series_name
+from validator.model.evaluation_lines import Evaluation, evaluation_instead
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
 from validator.model.result import Floats, PrintedPlaces, Steps
 
@@ -44,6 +45,9 @@ _NAMED = re.compile(
 _MOST_NAMES = 64
 """How many of them are kept."""
 
+_MOST_A_ROW = 2
+"""Evaluations between two rows, half the time at most; more of one form are batches of one."""
+
 _BAR_END = re.compile(r"(?:it/s|s/it)[^\]\r]*\]")
 _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
 
@@ -57,6 +61,8 @@ class PrintedRows:
 
     pattern: LinePattern
     counter: StepCounter = field(default_factory=StepCounter)
+    given: bool = True
+    """Whether a user wrote the pattern: then what it takes for a step is one."""
     steps: array[int] = field(default_factory=lambda: array("q"))
     lines: array[int] = field(default_factory=lambda: array("q"))
     bare: array[int] = field(default_factory=lambda: array("q"))
@@ -72,6 +78,9 @@ class PrintedRows:
     last_other: str = ""
     not_finite: dict[str, array[int]] = field(default_factory=dict)
     """Rows in which a number that was finite in the first one is not, by its name."""
+    evaluations: dict[str, list[tuple[int, Evaluation]]] = field(default_factory=dict)
+    """Losses on lines of their own that the pattern does not read, by what stands before the number, each with the row
+    that it comes after."""
     _announced: tuple[int, Printed] | None = None
     places: PrintedPlaces | None = None
 
@@ -83,7 +92,7 @@ class PrintedRows:
 
     def take(self, number: int, text: str) -> None:
         """Take in one line, whatever it holds."""
-        printed = self.pattern.read(text)
+        printed = self._of_a_step(self.pattern.read(text), text)
         behind = _BAR_END.search(text) if printed is not None and "elapsed_s" in printed.values else None
         if behind is not None and _PAUSES.search(text, behind.end(), behind.end() + _SHOWN):
             self.pauses.append(number + 1)  # what was printed behind a bar, and before the next line of bars
@@ -114,6 +123,24 @@ class PrintedRows:
         if not self.steps or _NOT_FINITE.search(text):
             self._look_at_names(text)
         self._add(number, printed)
+
+    def _of_a_step(self, printed: Printed | None, text: str) -> Printed | None:
+        """What the pattern read, unless the line is about a validation, of which the pattern may know nothing; then
+        keep its loss."""
+        found = None if self.given and printed is not None else evaluation_instead(printed, text)
+        if found is None:
+            return printed
+        if self.steps and (found.form in self.evaluations or len(self.evaluations) < _MOST_NAMES):
+            self.evaluations.setdefault(found.form, []).append((len(self.steps) - 1, found))
+        return None
+
+    def _evaluated(self) -> tuple[array[int], array[float]] | None:
+        """Rows and losses of the lines of one form: the most certain one, then the commonest."""
+        forms = [found for found in self.evaluations.values() if not _are_batches(found)]
+        if "val_loss" in self.columns or not forms:
+            return None
+        found = min(forms, key=lambda one: (one[0][1].doubt, -len(one)))
+        return array("q", (row for row, _ in found)), array("d", (one.loss for _, one in found))
 
     def _look_at_loss(self, number: int, printed: Printed, line: str) -> None:
         """Count losses, and those that are thousands only if their comma is no decimal one."""
@@ -186,8 +213,9 @@ class PrintedRows:
         group = np.cumsum(np.diff(steps, prepend=steps[:1]) != 0)  # consecutive lines of one step are one row
         first = np.flatnonzero(np.diff(group, prepend=-1))
         own, where = steps[first], lines[first]
-        columns = {}
-        for name, (rows, values) in self.columns.items():
+        columns, evaluated = {}, self._evaluated()
+        printed = self.columns if evaluated is None else {**self.columns, "val_loss": evaluated}
+        for name, (rows, values) in printed.items():
             at = np.argsort(place[np.array(rows, dtype=np.int64)], kind="stable")
             places = group[place[np.array(rows, dtype=np.int64)][at]]
             numbers = np.array(values, dtype=np.float64)[at]
@@ -262,6 +290,16 @@ class PrintedRows:
         own = np.flatnonzero(np.isin(bare, rows))
         at = bare[own]
         return bool(((np.diff(steps[at]) == 0) & (np.diff(at) == np.diff(own))).any())
+
+
+def _are_batches(found: list[tuple[int, Evaluation]]) -> bool:
+    """Whether lines of one form say several things of most rows that they come after."""
+    said: dict[int, set[float]] = {}
+    if found[0][1].so_far:
+        return False
+    for row, one in found:
+        said.setdefault(row, set()).add(one.loss)
+    return float(np.median([len(losses) for losses in said.values()])) > _MOST_A_ROW
 
 
 def _places(steps: Steps, lines: Steps, pauses: Steps, epochs: tuple[tuple[int, int], ...]) -> PrintedPlaces:

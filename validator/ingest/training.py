@@ -152,7 +152,9 @@ def _read_known_format(state: ResultBuilder) -> None:
         if known is None:
             continue
         path, recipe = known
-        table = logs.series(path, recipe.pattern, state.read_log, longest=True, arrivals=state.evidence.arrivals)
+        table = logs.series(
+            path, recipe.pattern, state.read_log, longest=True, known=True, arrivals=state.evidence.arrivals
+        )
         if table is not None and table.columns and (shown is None or "loss" in table.columns):
             shown = path, recipe, table
         if shown is not None and "loss" in shown[2].columns:
@@ -170,7 +172,9 @@ def _read_inferred(state: ResultBuilder) -> None:
         pattern = logs.inferred(path)
         table = None
         if pattern is not None:
-            table = logs.series(path, pattern, state.read_log, longest=True, arrivals=state.evidence.arrivals)
+            table = logs.series(
+                path, pattern, state.read_log, longest=True, known=True, arrivals=state.evidence.arrivals
+            )
         if pattern is None or table is None or not table.columns:
             continue
         counted = "{row}" in pattern

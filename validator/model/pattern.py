@@ -16,7 +16,7 @@ from typing import NamedTuple
 from validator.model.columns import OF_EVALUATION
 from validator.model.moments import CLOCK, MOMENT, seconds_of
 
-_NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
+NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
     r"[-+]?(?:(?:\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
     r"(?:[kKMG](?:(?![A-Za-z])|(?=tok)))?"
     r"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z])"
@@ -25,8 +25,8 @@ _WHOLE = r"\d{1,3}(?:[,_]\d{3})+(?![\d_]|,\d)|\d+"
 _COUNTS = ("step", "epoch", "steps_per_epoch", "steps_total")
 _BODIES = {
     **dict.fromkeys(_COUNTS, _WHOLE),
-    "elapsed_s": f"{CLOCK}|{_NUMBER}",
-    "timestamp": f"{MOMENT}|{_NUMBER}",
+    "elapsed_s": f"{CLOCK}|{NUMBER}",
+    "timestamp": f"{MOMENT}|{NUMBER}",
     "row": "",
 }
 """What a short group matches, for the groups that are not plain numbers."""
@@ -210,7 +210,7 @@ def _spelled_out(text: str, *, at_start: str = "") -> str:
             return match[0]
         seen[name] = seen.get(name, 0) + 1
         group = name if seen[name] == 1 else f"{name}{_AGAIN}{seen[name]}"
-        body = _BODIES.get(name, _NUMBER)
+        body = _BODIES.get(name, NUMBER)
         return f"(?P<{group}>{at_start}(?:{body}))" if at_start and body else f"(?P<{group}>{body})"
 
     return _SHORT.sub(spelled, text)
@@ -230,7 +230,7 @@ class _Group(NamedTuple):
 
 
 def _is_short(text: str, group: _Group) -> bool:
-    return text[group.start : group.end] == _BODIES.get(_name(group.name), _NUMBER)
+    return text[group.start : group.end] == _BODIES.get(_name(group.name), NUMBER)
 
 
 def _loosened(text: str, groups: list[_Group]) -> str:
@@ -240,7 +240,7 @@ def _loosened(text: str, groups: list[_Group]) -> str:
         name = _name(group.name)
         if name != "row" and group.start >= at and "(?P<" not in text[group.start : group.end]:
             word = "" if name == "step" else f"|{_WORD}"
-            made += [text[at : group.start], f"(?:{_BODIES.get(name, _NUMBER)}{word})"]
+            made += [text[at : group.start], f"(?:{_BODIES.get(name, NUMBER)}{word})"]
             at = group.end
     loose = "".join([*made, text[at:]])
     try:

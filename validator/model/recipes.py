@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from validator.model.columns import says_nothing, series_name
+from validator.model.evaluation_lines import evaluation_instead
 from validator.model.pattern import LinePattern, Printed, line_pattern
 from validator.model.print_formats import KNOWN, LINE, Recipe
 from validator.model.print_words import BARS, GENERAL, RECORDS, TABLES
@@ -70,7 +71,7 @@ class _Seen:
         if not any(word in lower for word in self.recipe.words):
             return
         printed = self._pattern.read(text)
-        if printed is None or printed.odd is not None:
+        if printed is None or printed.odd is not None or evaluation_instead(printed, text) is not None:
             return
         if printed.step is not None:
             self._begun = says_nothing(printed.values, self._pattern.names)
