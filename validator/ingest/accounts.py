@@ -219,7 +219,8 @@ _IN_TRAINING = rf"(?!(?:[\w./-]{{0,40}}?[_/.-])?(?:{'|'.join(_EVALUATION)})(?:[_
 
 def _loss_of(value: str) -> str:
     """A pattern for the name of a loss or perplexity in training with what follows it; the costly part comes last."""
-    return rf"(?i:(?<![\w./-])(?=[\w./-]{{0,60}}(?:loss|perplexity|ppl){value}){_IN_TRAINING})"
+    part = rf"(?:_(?!{'|'.join(_EVALUATION)}|scale)[a-z]\w{{0,12}})?"
+    return rf"(?i:(?<![\w./-])(?=[\w./-]{{0,60}}(?:loss{part}|perplexity|ppl){value}){_IN_TRAINING})"
 
 
 SIGNS: Mapping[str, Sign] = {

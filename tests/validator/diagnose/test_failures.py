@@ -96,6 +96,8 @@ def test_a_trainer_that_stops_itself_for_nan_and_calls_it_success(tmp_path: Path
         ("|    loss                 | nan          |", True),
         ("│ train/loss │ NaN │", True),
         ("| value_loss | nan |", True),
+        ("[2/3][100/391]\tLoss_D: nan\tLoss_G: nan", True),
+        ("loss_val: nan, loss_scale: nan", False),
         ('{"step": 4, "metrics": {"train/loss": NaN}}', True),
         ("val loss 2.1 | train loss: nan", True),
         ("loss NaN detection is on", False),
