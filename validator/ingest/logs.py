@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from validator.documents import parse_json
 from validator.files import Tree, is_file, open_file, stat_file
 from validator.ingest.clock import NO_ARRIVALS, Arrivals
@@ -22,6 +24,7 @@ from validator.ingest.readers.rows import FAULTS, LoggedColumns
 from validator.ingest.table import StepTable
 from validator.model.budget import TooSlow, searching
 from validator.model.columns import without_colors
+from validator.model.evaluation_lines import Evaluations, chosen, evaluation_in, keep
 from validator.model.pattern import LinePattern, StepCounter, line_pattern, parse_number
 from validator.model.print_formats import Recipe
 from validator.model.print_tables import with_rows
@@ -35,6 +38,12 @@ MAX_FILES = 256
 _LOOKED_AT = 4096
 _INFERRED_FROM = 20_000
 """Lines from which a pattern is made: all of a trial, and the head of a long log."""
+
+_STATED = re.compile(r"(?i)(?<![a-z])(?:step|iter(?:ation)?|update)\W{0,4}(\d{1,12})(?![\d.])")
+"""The step that a line states."""
+
+_COUNTER = re.compile(r"(?<![\d/])\d+ ?/ ?\d+(?![\d/])")
+"""`3/40`, of the batches of an evaluation."""
 
 _COLLECTIVE = re.compile(
     r"\b(?:all_reduce|allreduce|all_gather(?:_into_tensor)?|reduce_scatter(?:_tensor)?|broadcast|barrier|all_to_all|"
@@ -287,6 +296,30 @@ def series(
         stamps=arrivals.get(source.path),
     )
     return StepTable(found.columns, source, kept, found.names, rows.places, found.clocks)
+
+
+def evaluations(path: Path, read_log: ReadLog, *, last: int) -> StepTable | None:
+    """The loss of a validation on lines of its own, beside steps up to `last` from elsewhere; None without any.
+
+    Lines that print no step are taken to be evenly apart, the last one behind the last step.
+    """
+    digest, found = Digest(), Evaluations()
+    try:
+        for number, text in _lines(path, digest):
+            one = evaluation_in(text)
+            if one is not None and (one.so_far or _COUNTER.search(text) is None):
+                stated = _STATED.search(text)
+                keep(found, int(stated[1]) if stated else -number, one)
+    except OSError:
+        return None
+    own = [(place, one.loss) for place, one in chosen(found) if place <= last]
+    if not own or last < len(own):
+        return None
+    steps = np.array([place for place, _ in own], dtype=np.int64)
+    if (steps < 0).any() or (np.diff(steps) <= 0).any():
+        steps = last * np.arange(1, len(own) + 1, dtype=np.int64) // len(own)
+    source = read_log.add_source(path, sha256=digest.sha256, size=digest.size)
+    return StepTable({"val_loss": (steps, np.array([loss for _, loss in own]))}, source, len(own))
 
 
 def two_streams(

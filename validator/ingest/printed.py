@@ -19,7 +19,7 @@ from validator.ingest.clock import Arrivals
 from validator.ingest.derived import Derived, clocks, with_derived
 from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import OF_EVALUATION, TOTALS, contract_values, says_nothing, series_name
-from validator.model.evaluation_lines import Evaluation, evaluation_instead
+from validator.model.evaluation_lines import Evaluations, chosen, evaluation_instead, keep
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
 from validator.model.result import Floats, PrintedPlaces, Steps
 
@@ -44,9 +44,6 @@ _NAMED = re.compile(
 
 _MOST_NAMES = 64
 """How many of them are kept."""
-
-_MOST_A_ROW = 2
-"""Evaluations between two rows, half the time at most; more of one form are batches of one."""
 
 _BAR_END = re.compile(r"(?:it/s|s/it)[^\]\r]*\]")
 _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
@@ -78,9 +75,8 @@ class PrintedRows:
     last_other: str = ""
     not_finite: dict[str, array[int]] = field(default_factory=dict)
     """Rows in which a number that was finite in the first one is not, by its name."""
-    evaluations: dict[str, list[tuple[int, Evaluation]]] = field(default_factory=dict)
-    """Losses on lines of their own that the pattern does not read, by what stands before the number, each with the row
-    that it comes after."""
+    evaluations: Evaluations = field(default_factory=dict)
+    """Losses on lines of their own that the pattern does not read, each with the row that it comes after."""
     _announced: tuple[int, Printed] | None = None
     places: PrintedPlaces | None = None
 
@@ -130,16 +126,15 @@ class PrintedRows:
         found = None if self.given and printed is not None else evaluation_instead(printed, text)
         if found is None:
             return printed
-        if self.steps and (found.form in self.evaluations or len(self.evaluations) < _MOST_NAMES):
-            self.evaluations.setdefault(found.form, []).append((len(self.steps) - 1, found))
+        if self.steps:
+            keep(self.evaluations, len(self.steps) - 1, found)
         return None
 
     def _evaluated(self) -> tuple[array[int], array[float]] | None:
-        """Rows and losses of the lines of one form: the most certain one, then the commonest."""
-        forms = [found for found in self.evaluations.values() if not _are_batches(found)]
-        if "val_loss" in self.columns or not forms:
+        """Rows and losses of the lines about a validation, where the pattern itself reads none."""
+        found = () if "val_loss" in self.columns else chosen(self.evaluations)
+        if not found:
             return None
-        found = min(forms, key=lambda one: (one[0][1].doubt, -len(one)))
         return array("q", (row for row, _ in found)), array("d", (one.loss for _, one in found))
 
     def _look_at_loss(self, number: int, printed: Printed, line: str) -> None:
@@ -290,16 +285,6 @@ class PrintedRows:
         own = np.flatnonzero(np.isin(bare, rows))
         at = bare[own]
         return bool(((np.diff(steps[at]) == 0) & (np.diff(at) == np.diff(own))).any())
-
-
-def _are_batches(found: list[tuple[int, Evaluation]]) -> bool:
-    """Whether lines of one form say several things of most rows that they come after."""
-    said: dict[int, set[float]] = {}
-    if found[0][1].so_far:
-        return False
-    for row, one in found:
-        said.setdefault(row, set()).add(one.loss)
-    return float(np.median([len(losses) for losses in said.values()])) > _MOST_A_ROW
 
 
 def _places(steps: Steps, lines: Steps, pauses: Steps, epochs: tuple[tuple[int, int], ...]) -> PrintedPlaces:

@@ -34,6 +34,7 @@ from validator.ingest.telemetry import (
     with_steps,
 )
 from validator.model.catalogue import METRICS
+from validator.model.columns import OF_VALIDATION
 from validator.model.print_formats import Recipe
 from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress, Samples
 from validator.times import unix_seconds
@@ -43,6 +44,7 @@ _ACCOUNT = ("requested", "effective")
 _BY_STEP = ("k_stats.csv", "val.csv")
 """Tables by step beside the training log: selection statistics, validation loss."""
 
+_OF_VALIDATION = frozenset(OF_VALIDATION)
 _NO_LOG = (*_BY_STEP, "fallback_counters.csv")
 
 
@@ -62,6 +64,7 @@ def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
     if state.lenient and not state.series:
         _read_inferred(state)
     fill_from_rank_0(state)
+    _read_evaluations(state, found)
     asked = _derive(state)
     _read_halt(state)
     _read_further(state)
@@ -183,6 +186,18 @@ def _read_inferred(state: ResultBuilder) -> None:
         state.evidence.printed = PrintedFormat(state.read_log.name(path), what, pattern, about)
         state.add_printed(table)
         return
+
+
+def _read_evaluations(state: ResultBuilder, found: logs.LogFiles) -> None:
+    """The loss of a validation that the log alone names, beside steps of a table or of heartbeats."""
+    loss = state.series.get("loss")
+    printed = found.main if state.texts is None else next(iter(state.texts), None)
+    known = not _OF_VALIDATION.isdisjoint(state.series) or is_file(state.out / "val.csv")
+    if loss is None or not loss.steps.size or printed is None or known or state.evidence.places is not None:
+        return
+    table = logs.evaluations(printed, state.read_log, last=int(loss.steps.max()))
+    if table is not None:
+        state.add_table(table)
 
 
 def _tokens_per_step(state: ResultBuilder) -> float | None:

@@ -7,6 +7,7 @@ here, for every format alike: `Validation: loss = 2.31`, `Loss on the test set: 
 from __future__ import annotations
 
 import re
+from statistics import median
 from typing import NamedTuple
 
 from validator.model.pattern import NUMBER, Printed, parse_number
@@ -76,6 +77,16 @@ class Evaluation(NamedTuple):
     """Whether it is the mean of all batches up to this line's."""
 
 
+Evaluations = dict[str, list[tuple[int, Evaluation]]]
+"""Those of one log by their form, each with the place that it comes after: a row, or a step."""
+
+_MOST_FORMS = 64
+"""How many of them are kept."""
+
+_MOST_AT_ONCE = 2
+"""Of one form at one place, half the time at most; more are batches of one evaluation."""
+
+
 def evaluation_in(line: str) -> Evaluation | None:
     """The loss of held-out data that a line names; None for any other line, and for the best one so far."""
     if _WORDS.search(line, 0, _LONGEST) is None and "v_loss" not in line and "vloss" not in line:
@@ -103,3 +114,25 @@ def evaluation_instead(printed: Printed | None, line: str) -> Evaluation | None:
     found = evaluation_in(line)
     same = found is not None and repr(shown.get("loss", found.loss)) == repr(found.loss)  # NaN is not equal to itself
     return found if same else None
+
+
+def keep(found: Evaluations, place: int, one: Evaluation) -> None:
+    """Add one that comes after a place."""
+    if one.form in found or len(found) < _MOST_FORMS:
+        found.setdefault(one.form, []).append((place, one))
+
+
+def chosen(found: Evaluations) -> list[tuple[int, Evaluation]]:
+    """The evaluations of one form: the most certain one, then the commonest; none where all are batches."""
+    whole = (one for one in found.values() if not _are_batches(one))
+    return min(whole, key=lambda one: (one[0][1].doubt, -len(one)), default=[])
+
+
+def _are_batches(found: list[tuple[int, Evaluation]]) -> bool:
+    """Whether lines of one form say several things at most of the places that they come after."""
+    if found[0][1].so_far:
+        return False
+    said: dict[int, set[float]] = {}
+    for place, one in found:
+        said.setdefault(place, set()).add(one.loss)
+    return median(map(len, said.values())) > _MOST_AT_ONCE

@@ -154,3 +154,18 @@ def test_what_a_given_pattern_takes_for_a_step_stays_one(tmp_path: Path) -> None
     series = read(tmp_path, "step {step} val loss {loss}").series
     assert series["loss"].values.tolist() == [val(i) for i in range(1, 60)]
     assert "val_loss" not in series
+
+
+@pytest.mark.parametrize("form", ["Validation: loss = {}", "step {step} | eval loss {}", "[eval] {step}: vloss {}"])
+def test_beside_a_table_of_steps_the_log_is_looked_at_for_them(tmp_path: Path, form: str) -> None:
+    (tmp_path / "logs").mkdir()
+    rows = "".join(f"{i},{train(i)}\n" for i in range(1, N_STEPS + 1))
+    (tmp_path / "training.csv").write_text("step,loss\n" + rows)
+    evaluated = range(EVERY, N_STEPS + 1, EVERY)
+    losses = [val(i) for i in evaluated[:-1]] + [math.nan]
+    said = (form.replace("{step}", str(i)).format(loss) for i, loss in zip(evaluated, losses, strict=True))
+    (tmp_path / "logs" / "stdout.log").write_text("ready\n" + "\n".join(said) + "\ndone\n")
+    found = read(tmp_path).series["val_loss"]
+    assert found.steps.tolist() == list(evaluated)
+    assert np.array_equal(found.values, losses, equal_nan=True)
+    assert found.source.path == "logs/stdout.log"
