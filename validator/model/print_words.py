@@ -103,18 +103,21 @@ _NO_GROUP = r"(?!(?:(?<=[^\d.,]\d )|(?<=[^\d.,]\d\d )|(?<=[^\d.,]\d\d\d ))\d{3}(
 
 _PER_RANK = r"(?:(?:/|_per_| per | / )(?:gpu|device|rank|chip|card|npu|tpu|core)s?\b)"
 _RATE = r"tok(?:en)?s?(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
-_SAMPLES = r"(?:samples?|records?|examples?|sequences?|seqs?|images?|imgs?)(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
+_SAMPLES = r"(?:samples?|records?|ex(?:amples?)?|sequences?|seqs?|images?|imgs?)(?:/|_per_| per | / )s(?:ec(?:ond)?)?"
 RATE_UNITS = {
     "toks_per_s": rf" ?{_RATE}(?!\w)(?!{_PER_RANK})",
     "samples_per_s": rf" ?{_SAMPLES}(?!\w)(?!{_PER_RANK})",
 }
 """Patterns of what stands behind a number that is a rate."""
 _A_STEP = r"(?: ?/ ?| per )(?:step|it|iter|iteration|batch)\b"
-_STEPS_A_S = r"(?:it(?:er(?:ation)?)?|step|batch)(?:e?s)?(?:/| per )s(?:ec(?:ond)?)?\b"
+_STEPS_A_S = r"(?:it(?:er(?:ation)?)?|step|batch)(?:e?s)?(?:/| per |_per_)s(?:ec(?:ond)?)?\b"
 _ITS_TIME = (
     rf"{_NAME}(?:dt|(?:step|iter|iteration|batch)[_ ]time|time(?:/|[_ ]per[_ ])(?:step|iter|iteration|batch)"
     r"|(?:elapsed_)?time_per_iteration|train_step_timing|timing_s/step)"
 )
+
+
+_OTHERS_OF_TIME = r"time|took|elapse|duration|eta\b|remain|left|(?<![a-z])dt\b|/ ?s|s/|[ _]per[ _]|wait|load|data|fetch"
 
 
 def _per(group: str, unit: str) -> str:
@@ -146,7 +149,7 @@ _VALUES = "".join(
         _optional(_rate("toks_per_s_per_rank", rf"{_RATE}{_PER_RANK}"), needs="tok"),
         _optional(
             _rate("samples_per_s", rf"{_SAMPLES}(?!{_PER_RANK})"),
-            needs="(?:sample|record|example|seq(?:uence)?|image|img)s?[/_ ]",
+            needs="(?:sample|record|ex(?:ample)?|seq(?:uence)?|image|img)s?[/_ ]",
         ),
         _optional(rf"{_NAME}ips\b{_IS}{{samples_per_s}}(?! ?(?:tok|steps?/|it/))", needs="ips"),
         _optional(rf"{_WITHIN}(?<![\w.,/+-]){{ktoks_per_s}} ?(?:k|K) ?{_RATE}(?!\w)(?!{_PER_RANK})", needs="k ?tok"),
@@ -168,11 +171,18 @@ _VALUES = "".join(
         _optional(rf"{_NAME}(?:(?:avg_)?reader|data)_cost{_IS}{{own_dt_fetch_s}} ?s(?:ec)?\b", needs="_cost"),
         _optional(_per("step_time_ms", rf"ms{_A_STEP}"), needs="ms"),
         _optional(_per("step_time_s", rf"s(?:ec(?:ond)?s?)?{_A_STEP}"), needs=r"s(?:ec(?:ond)?s?)?(?: ?/| per)"),
-        _optional(_per("steps_per_s", _STEPS_A_S), needs=r"(?:/| per )s"),
+        _optional(_per("steps_per_s", _STEPS_A_S), needs=r"(?:/| per |_per_)s"),
         _optional(
-            rf"(?<![A-Za-z])(?<![A-Za-z][ _/.-])(?:time|took|elapse|seconds)\b{_IS}"
+            rf"(?<![A-Za-z])(?<![A-Za-z][ _/.-])(?:(?:(?:total|run(?:ning)?|wall(?:[- _]clock)?)[ _-]?)?time|took|elapse"
+            rf"|seconds|duration)\b{_IS}"
             r"(?:{any_time_ms} ?ms\b|{any_time} ?s(?:ec\w*)?\b|(?<=seconds: ){any_time})",
-            needs="(?:time|took|elapse|seconds)",
+            needs="(?:time|took|elapse|seconds|duration)",
+        ),
+        # A duration that no word names, in a cell or in brackets of its own, where nothing else is about time.
+        _optional(
+            r"[|,;(\[\t]\s{0,4}(?:{any_time_ms} ?ms(?:ec\w*)?|{any_time} ?s(?:ec(?:ond)?s?)?)\s{0,4}(?:$|[|,;)\]\t])",
+            needs=r"\d ?m?s(?:ec|(?![a-z]))",
+            unless=rf"(?:{_OTHERS_OF_TIME})",
         ),
         _optional(
             rf"{_NAME}elapsed(?:[ _]time)?{_IS}(?=\d+:\d\d|[\d.,]+ ?s(?:ec\w*)?\b){{elapsed_s}}", needs="elapsed"

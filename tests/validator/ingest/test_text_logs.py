@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.validator.ingest.folders import START_S, codes, outcome, spec, write_logs
@@ -130,3 +131,37 @@ def test_zero_bytes_are_not_of_the_text(tmp_path: Path) -> None:
         assert found["toks_per_s"].steps[-1] == 59
     (tmp_path / "train.log").write_bytes(bytes(range(256)) * 99 + lines.encode())
     assert not collect_dir(tmp_path / "train.log").series
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "value"),
+    [
+        ("80.5 ex/s", "samples_per_s", 80.5),
+        ("steps_per_sec=2.5", "step_time_s", 0.4),
+        ("(397.5 ms)", "step_time_s", 0.3975),
+        ("0.397 secs", "step_time_s", 0.397),
+        ("(0.397s)", "step_time_s", 0.397),
+        ("duration=0.397s", "step_time_s", 0.397),
+        ("wall time 0.397s", "step_time_s", 0.397),
+        ("(0.397s), eta 3.0s", None, None),
+        ("data (0.397s)", None, None),
+        ("dt=0.397", None, None),
+        ("0.397 sector", None, None),
+    ],
+)
+def test_a_speed_is_read_by_its_unit_where_nothing_else_is_about_time(
+    tmp_path: Path, said: str, name: str | None, value: float | None
+) -> None:
+    lines = "".join(f"step {i} | loss {4 - i / 100:.3f} | {said}\n" for i in range(1, 100))
+    (tmp_path / "train.log").write_text(lines)
+    series = collect_dir(tmp_path).series
+    if name is None:
+        assert not {"step_time_s", "samples_per_s", "toks_per_s"} & series.keys()
+    else:
+        assert np.median(series[name].values) == pytest.approx(value)
+
+
+def test_a_total_time_that_rises_is_that_of_the_run(tmp_path: Path) -> None:
+    lines = "".join(f"step {i} | loss {4 - i / 100:.3f} | total time {0.4 * i:.2f}s\n" for i in range(1, 100))
+    (tmp_path / "train.log").write_text(lines)
+    assert np.median(collect_dir(tmp_path).series["step_time_s"].values) == pytest.approx(0.4)
