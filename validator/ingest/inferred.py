@@ -26,8 +26,8 @@ _VARYING = re.compile(  # the bar of |███  | 12/600 | 0:01:02 | 17, -0.5, 
 )
 _MIN_LINES = 5
 _MAX_LENGTH = 500
-_IS = r"(?:\s+(?:so far|is))*\W*$"
-"""Between a word and its number: `Loss is 1.2`."""
+_IS = r"(?:[ _/(]{1,2}train(?:ing)?)?(?:[\s:=]+(?:so far|is|tensor))*\W*$"
+"""Between a word and its number: `Loss is 1.2`, `loss (train): tensor(1.2`."""
 _STEP_WORDS = re.compile(r"(?:(?:step|iter|it|update|batch|i|n)\w*|[第步])\W*$", re.IGNORECASE)
 _LOSS_WORDS = re.compile(
     r"(?:loss|(?<![a-z])(?:nll|xent|cross.?entropy|ce|objective|obj|cost|err(?:or)?)|损失)" + _IS, re.IGNORECASE
@@ -204,11 +204,16 @@ def _may_be_loss(texts: Sequence[str], values: Floats, steps: Floats, before: st
     """Numbers with decimals that fall, and not in proportion to the step, as what remains of the time does."""
     if _THE_LOSS.search(before):
         return any(not text.isdigit() for text in texts)
-    if not any("." in text or "e" in text for text in texts) or not np.isfinite(values).all() or (values <= 0).any():
+    if not any("." in text or "e" in text for text in texts):
         return False
     if _LOSS_WORDS.search(before):
         return True
-    if _OTHER_WORDS.search(before) or _fall(values) < _LITTLE or float(values.std()) == 0:
+    finite = np.isfinite(values)
+    until = len(values) if finite.all() else int(np.argmin(finite))
+    if until < _MIN_LINES or finite[until:].any():
+        return False  # one that is not finite any more was a loss, and one that is now and then is not
+    values, steps = values[:until], steps[:until]
+    if (values <= 0).any() or _OTHER_WORDS.search(before) or _fall(values) < _LITTLE or float(values.std()) == 0:
         return False
     return bool(abs(np.corrcoef(values, steps)[0, 1]) < 0.9995)
 

@@ -50,8 +50,9 @@ _AT_STEP = r"(?: \(?(?:at|for|@) (?:global )?(?:step|iter(?:ation)?|update|batch
 """What some put between the loss and its number: `loss at step 5: 2.31`."""
 
 _LOSS = (
-    rf"{_NAME}(?:actor/pg_|(?:reduced_)?train(?:ing)?[ _/])?(?:lm[ _]|total[ _]|step_)?(?:loss(?:_total)?|xent)\b"
-    rf"{_NOT_LOSS}(?: train\b)?(?: \(curr\))?{_AT_STEP}{_IS}{{loss}}(?![\d.,]*\s?%)"
+    rf"{_NAME}(?:actor/pg_|(?:reduced_)?train(?:ing)?[ _/])?(?:lm[ _]|total[ _]|step_)?"
+    rf"(?:loss(?:_total|[_/]train(?:ing)?)?|xent)\b"
+    rf"{_NOT_LOSS}(?: train\b| ?\(train(?:ing)?\))?(?: \(curr\))?{_AT_STEP}{_IS}(?:tensor\()?{{loss}}(?![\d.,]*\s?%)"
 )
 
 _OTHER_NAMES = (
@@ -173,8 +174,8 @@ _VALUES = "".join(
         _optional(_per("step_time_s", rf"s(?:ec(?:ond)?s?)?{_A_STEP}"), needs=r"s(?:ec(?:ond)?s?)?(?: ?/| per)"),
         _optional(_per("steps_per_s", _STEPS_A_S), needs=r"(?:/| per |_per_)s"),
         _optional(
-            rf"(?<![A-Za-z])(?<![A-Za-z][ _/.-])(?:(?:(?:total|run(?:ning)?|wall(?:[- _]clock)?)[ _-]?)?time|took|elapse"
-            rf"|seconds|duration)\b{_IS}"
+            r"(?<![A-Za-z])(?<![A-Za-z][ _/.-])(?:(?:(?:total|run(?:ning)?|wall(?:[- _]clock)?)[ _-]?)?time|took"
+            rf"|elapse|seconds|duration)\b{_IS}"
             r"(?:{any_time_ms} ?ms\b|{any_time} ?s(?:ec\w*)?\b|(?<=seconds: ){any_time})",
             needs="(?:time|took|elapse|seconds|duration)",
         ),

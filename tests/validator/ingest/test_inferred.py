@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from validator.ingest import collect_dir
 from validator.ingest.inferred import inferred_pattern
 from validator.model.pattern import line_pattern
 
@@ -149,3 +153,25 @@ def test_the_pace_of_a_progress_bar_is_no_loss() -> None:
     pace = [9.1, 8.0, 7.2, 6.5, 6.1, 5.8, 5.6, 5.5]
     lines = [f"episode {i}: 10%|# | {i}/80 [00:{10 + i}<01:00, {x:.2f}s/it]" for i, x in enumerate(pace, 1)]
     assert inferred_pattern(lines) is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("step {} ce {}", "step {} cost {}", "step {}: L={}", "{}: {}", "train | {} | {} | 0.001", "i={} l={}"),
+        *("step {} loss tensor({}, grad_fn=<NllLossBackward0>)", "optimizer step {} | loss/train {}"),
+        *("step {} Loss (train): {}", "{},{},0.001", "step {} cross_entropy={}", "train_step {} loss_train {}"),
+    ],
+)
+@pytest.mark.parametrize("lost", [False, True], ids=["finite", "NaN at last"])
+def test_what_fell_as_a_loss_does_is_one_also_where_it_becomes_nan(tmp_path: Path, form: str, lost: bool) -> None:
+    losses = [round(2.0 + 2.5 * 0.97**i, 4) if i < 60 or not lost else math.nan for i in range(100)]
+    text = "".join(form.format(i + 1, loss) + "\n" for i, loss in enumerate(losses))
+    (tmp_path / "train.log").write_text(text)
+    assert np.array_equal(collect_dir(tmp_path).series["loss"].values, losses, equal_nan=True)
+
+
+def test_a_number_that_is_nan_now_and_then_is_none(tmp_path: Path) -> None:
+    lines = (f"{i}: {'nan' if i % 3 == 0 else round(2 + 2.5 * 0.97**i, 4)}\n" for i in range(1, 100))
+    (tmp_path / "train.log").write_text("".join(lines))
+    assert "loss" not in collect_dir(tmp_path).series
