@@ -98,7 +98,7 @@ def parse_number(text: str) -> float | None:
     if _THOUSANDS.fullmatch(digits):
         digits = digits.replace(",", "").replace("_", "")
     elif "_" in digits:
-        return None  # float() reads 1_0 as ten, which no logger means
+        return seconds_of(shown)  # float() reads 1_0 as ten, which no logger means
     try:
         return factor * float(digits)
     except ValueError:

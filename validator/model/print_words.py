@@ -8,6 +8,7 @@ none repeats what repeats itself: time grows with the length of a line.
 from __future__ import annotations
 
 from validator.model.logged_names import PARTS, key_pattern, step_pattern
+from validator.model.moments import MOMENT_IN_WORDS
 from validator.model.print_formats import Recipe
 
 MARK = "⊞"
@@ -15,7 +16,8 @@ MARK = "⊞"
 
 _DATE = (
     r"(?:(?<![\d.,/:-])(?:(?=\d{4}[-/]?\d\d[-/]?\d\d[T ,]+\d\d:)"
-    r"|(?=\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?[T ,]+\d\d:)"
+    r"|(?=\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?[T ,]+\d\d:)|(?=\d\d\.\d\d\.\d\d(?:\d\d)?[T ,]+\d\d:)"
+    rf"|(?<!\w)(?={MOMENT_IN_WORDS})"
     r"|(?<=[IWE])(?=\d{4} \d\d:))"
     r"|(?:^|(?<=^[\[ ])|(?<=\]: ))"
     r"(?:(?=\d\d:\d\d:\d\d(?![:\d]))|(?=1[4-9]\d{8}(?:\d{3})?(?!\d| ?(?:tok|sam|seq|par)))))"

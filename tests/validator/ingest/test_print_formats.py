@@ -15,7 +15,7 @@ from validator.diagnose.rule import RunFacts
 from validator.ingest import collect_dir
 from validator.model.columns import contract_values
 from validator.model.metrics import TrainerMetrics
-from validator.model.pattern import line_pattern, parse_number
+from validator.model.pattern import line_pattern
 from validator.model.plan import RunSpec
 from validator.model.print_formats import Recipe
 from validator.model.recipes import RECIPES, recognize
@@ -432,22 +432,6 @@ def test_a_mean_since_the_start_of_an_epoch_is_taken_apart(tmp_path: Path) -> No
     result = read(bars, tmp_path)
     assert result.series["step_time_s"].values[-1] == pytest.approx(1.6, rel=0.03)
     assert result.scalars["steps.done"].value == STEPS
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("2026-03-04,05:06:07", 1772600767.0),
-        ("03/04/2026 05:06:07", 1772600767.0),
-        ("24/03/2026 05:06:07", 1774328767.0),
-        ("03/04/26 05:06:07", 1772600767.0),
-        ("26-03-04 05:06:07.5", 1772600767.5),
-        ("05:06:07,250", 18367.25),
-        ("2026 05:06:07", None),
-    ],
-)
-def test_dates_of_loggers(text: str, seconds: float | None) -> None:
-    assert parse_number(text) == seconds
 
 
 PIECES = "loss 2.5 |step |1 tok/s |5 ms/step |12,345,|| |- |[|epoch 1 |time |x=1, |[1][ 5/10] |train/|\t| "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -165,3 +166,18 @@ def test_a_total_time_that_rises_is_that_of_the_run(tmp_path: Path) -> None:
     lines = "".join(f"step {i} | loss {4 - i / 100:.3f} | total time {0.4 * i:.2f}s\n" for i in range(1, 100))
     (tmp_path / "train.log").write_text(lines)
     assert np.median(collect_dir(tmp_path).series["step_time_s"].values) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        *("%d.%m.%Y %H:%M:%S", "[%a %b %d %H:%M:%S %Y]", "%b %d %H:%M:%S host python[88]:", "%Y%m%d_%H%M%S"),
+        *("%d %b %Y %H:%M:%S", "%Y-%m-%d %H:%M.%S [info]", "%m/%d/%Y %I:%M:%S %p", "%m-%d %H:%M:%S INFO"),
+    ],
+)
+def test_a_line_of_words_is_timed_by_its_date_however_that_is_written(tmp_path: Path, date: str) -> None:
+    began = datetime(2026, 3, 4, 11, 58, 0)
+    shown = ((began + timedelta(seconds=20 * i)).strftime(date) for i in range(1, 100))
+    lines = (f"{when} step {i} | loss {4 - i / 100:.3f}\n" for i, when in enumerate(shown, 1))
+    (tmp_path / "train.log").write_text("".join(lines))
+    assert set(collect_dir(tmp_path).series["step_time_s"].values.tolist()) == {20.0}

@@ -156,6 +156,38 @@ def test_clocks_are_read_in_seconds(text: str, seconds: float | None) -> None:
     assert parse_number(text) == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *((day, 1772600767.0) for day in ("2026-03-04,05:06:07", "03/04/2026 05:06:07", "03/04/26 05:06:07")),
+        *((day, 1772600767.0) for day in ("04-03-2026 05:06:07", "04.03.2026 05:06:07", "04.03.26 05:06:07")),
+        *((day, 1772600767.0) for day in ("Wed Mar  4 05:06:07 2026", "Wed Mar 4 05:06:07 UTC 2026")),
+        *((day, 1772600767.0) for day in ("4 Mar 2026 05:06:07", "March 4, 2026 05:06:07", "04/Mar/2026:05:06:07")),
+        *((day, 1772600767.0) for day in ("20260304-050607", "20260304_050607", "2026-03-04 05:06.07")),
+        *(
+            (day, 1772600767.0)
+            for day in ("2026年03月04日 05:06:07", "2026年3月4日 05:06:07", "03/04/2026 05:06:07 AM")
+        ),
+        ("03/04/2026 05:06:07 PM", 1772643967.0),
+        ("03/04/2026 12:06:07 AM", 1772582767.0),
+        ("24/03/2026 05:06:07", 1774328767.0),
+        ("26-03-04 05:06:07.5", 1772600767.5),
+        ("Mar 4 05:06:07", 952146367.0),
+        ("03-04 05:06:07", 952146367.0),
+        ("05:06:07,250", 18367.25),
+        ("2026 05:06:07", None),
+        ("32.13.2026 05:06:07", None),
+        ("Mar 40 05:06:07", None),
+    ],
+)
+def test_dates_of_loggers(text: str, seconds: float | None) -> None:
+    assert parse_number(text) == seconds
+    if seconds is not None:
+        printed = line_pattern("^{timestamp} loss {loss}").read(f"{text} loss 2.5")
+        assert printed is not None
+        assert printed.values == {"timestamp": seconds, "loss": 2.5}
+
+
 def test_quantifiers_and_escaped_braces_stay_what_they_are() -> None:
     assert line_pattern(r"a{2,3} \{loss\} {step}").names == ("step",)
     with pytest.raises(PatternError):
