@@ -32,7 +32,7 @@ _MANY = 8
 _ALL_BUT = 0.8
 """Share of the clock that times of all steps fill at least."""
 
-_EITHER = ("time", "any_time", "time_ms", "any_time_ms")
+_EITHER = ("time", "any_time", "time_ms", "any_time_ms", "seconds", "sec", "secs", "duration", "duration_s")
 """Names that say neither whether a time is that of a step nor whether it is a date."""
 
 _DATE = 1e8
@@ -52,7 +52,7 @@ def clocks(found: Mapping[str, Column]) -> dict[str, Column]:
     does not.
     """
     made = dict(found)
-    for name in (*_EITHER, "step_time_s", "step_time_ms", "time_s", "seconds", "wall", "wall_clock", "clock"):
+    for name in (*_EITHER, "step_time_s", "step_time_ms", "time_s", "wall", "wall_clock", "clock"):
         if name not in made:
             continue
         steps, values = made[name]

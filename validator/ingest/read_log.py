@@ -23,6 +23,7 @@ import numpy as np
 
 from validator.documents import parse_json
 from validator.files import Unreadable, open_file, stat_file
+from validator.model.logged_names import plain_key
 from validator.model.result import Floats, Irregularity, SourceFile
 
 LEAN = ("loss", "compute_time_s", "step_time_s")
@@ -317,6 +318,16 @@ def read_small(path: Path, read_log: ReadLog, *, what: str) -> tuple[bytes, Sour
     return data, read_log.add_source(path, sha256=digest.sha256, size=digest.size)
 
 
+def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Records of lists of numbers beside each other, as many as that of a loss has; a row is a step where none says."""
+    lists = {re.sub("(?i)losses$", "loss", name): one for name, one in columns.items() if isinstance(one, list)}
+    rows = next((len(one) for name, one in lists.items() if name.lower().endswith("loss")), 0)
+    same = {name: one for name, one in lists.items() if len(one) == rows}
+    counted = any(plain_key(name) in ("step", "epoch", "iter", "iteration", "global_step") for name in same)
+    own = {} if counted else {"step": range(1, rows + 1)}
+    return [dict(zip((*own, *same), row, strict=True)) for row in zip(*own.values(), *same.values(), strict=True)]
+
+
 def document_lines(text: str) -> Iterator[tuple[int, str]]:
     """The records of one JSON document, as a trainer saves its history, a line each; nothing for any other text."""
     try:
@@ -325,7 +336,7 @@ def document_lines(text: str) -> Iterator[tuple[int, str]]:
         return
     if isinstance(found, dict):
         lists = [value for value in found.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
-        found = max(lists, key=len, default=[])
+        found = max(lists, key=len, default=[]) or _rows_of(found)
     for number, record in enumerate(found if isinstance(found, list) else [], 1):
         if isinstance(record, dict):
             yield number, json.dumps(record)

@@ -21,8 +21,8 @@ from validator.ingest.derived import clocks, with_derived
 from validator.ingest.read_log import FaultLog, ReadLog, decode_numbers, load_numbers, printable, read_blocks
 from validator.ingest.rows import Column, merge_rows_per_step, odd_names, rising
 from validator.model.catalogue import METRICS
-from validator.model.columns import HEADERLESS, contract_names, renamed
-from validator.model.logged_names import plain_key, table_names
+from validator.model.columns import HEADERLESS, contract_names, renamed, separator, with_commas
+from validator.model.logged_names import COUNTS_BY_ONE, plain_key, table_names
 from validator.model.result import CoarseClock, Floats, PrintedPlaces, SourceFile, Steps
 
 MAX_COLUMNS = 512
@@ -81,6 +81,7 @@ class _Parts:
     texts: FaultLog = field(default_factory=FaultLog)
     ended: bool = False
     series: Mapping[str, str] = field(default_factory=dict)
+    mark: str = ","
 
     def judge_texts(self) -> None:
         """Cells without a number are a flaw, but for a column of the trainer's own that holds words by design."""
@@ -156,10 +157,13 @@ def names_in(path: Path) -> dict[str, str] | None:
     neither steps nor epochs that count on by one."""
     try:
         with open_file(path) as file:
-            head, *rows = (file.readline(64 * MAX_COLUMNS).decode("utf-8-sig", "replace") for _ in range(_FIRST_ROWS))
+            lines = [file.readline(64 * MAX_COLUMNS) for _ in range(_FIRST_ROWS)]
     except OSError:
         return None
-    cells = [_unquoted(cell.strip(" \r\n")) for cell in head.split(",")]
+    lines = [line for line in lines if line.strip() and not _is_comment(line, {})]
+    mark = separator(lines[0].decode("utf-8-sig", "replace")) if lines else ","
+    head, *rows = (*(with_commas(line, mark).decode("utf-8-sig", "replace") for line in lines), "")
+    cells = [_unquoted(cell.strip(" \r\n")) for cell in head.lstrip("# ").split(",")]
     known = contract_names(cells)
     named = table_names(cells, known)
     if "step" in known:
@@ -167,7 +171,7 @@ def names_in(path: Path) -> dict[str, str] | None:
     at = cells.index(named["step"]) if "step" in named else len(cells)
     counts = [_cell_number(row.split(",")[at]) for row in rows if row.strip() and row.count(",") >= at]
     follow = all(b is not None and a is not None and b - a == 1 for a, b in pairwise(counts))
-    return named if "step" in named and ("epoch" not in plain_key(cells[at]) or follow) else None
+    return named if "step" in named and (plain_key(cells[at]) not in COUNTS_BY_ONE or follow) else None
 
 
 def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
@@ -178,23 +182,30 @@ def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
         end = block.find(b"\n", start)
         end = len(block) if end < 0 else end
         head = block[start:end]
-        if head.strip(b"\0 \r\t"):
-            if not _name_columns(head, first_line, parts):
+        if head.strip(b"\0 \r\t") and not _is_comment(head, parts.series):
+            parts.mark = separator(head.decode("utf-8-sig", "replace"))
+            if not _name_columns(with_commas(head, parts.mark), first_line, parts):
                 break
-            start = end + 1
-            first_line += 1
-            break
         start = end + 1
         first_line += 1
-    body = block[start:]
+    body = with_commas(block[start:], parts.mark)
     if body and not _fast(body, first_line, parts):
         _careful(body, first_line, parts)
     return count
 
 
+def _is_comment(line: bytes, series: Mapping[str, str]) -> bool:
+    """Whether a line begins with `#` and does not name a step behind it, as numpy writes a header."""
+    if not line.lstrip().startswith(b"#"):
+        return False
+    text = line.decode("utf-8", "replace").lstrip("# ").rstrip("\r")
+    cells = [cell.strip() for cell in text.split(separator(text).strip() or None)]
+    return "step" not in contract_names(renamed(cells, series))
+
+
 def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     """Set the columns' names from the first line; whether that line was a header."""
-    text = head.decode("utf-8", "replace")
+    text = head.decode("utf-8", "replace").lstrip("# ")
     cells = [_unquoted(cell.strip(" \r")) for cell in _split_cells(text.rstrip("\r\n"))][:MAX_COLUMNS]
     cells = renamed(cells, parts.series)
     if _cell_number(cells[0].strip("\0")) is not None:
@@ -202,12 +213,7 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
         if len(cells) > len(HEADERLESS):
             parts.faults.add("garbage-header", line, f"{len(cells)} columns, and no header to name them")
         return False
-    other = _other_separator(text) if len(cells) == 1 else None
-    if other is not None:
-        parts.faults.add(
-            "garbage-header", line, f"its cells are separated by {other}; write commas, and decimal points"
-        )
-    for wrong in odd_names(cells, contract_names(cells)) if other is None else ():
+    for wrong in odd_names(cells, contract_names(cells)):
         parts.faults.add("garbage-header", line, wrong)
     text = text.replace("\0", "")
     parts.header = text.strip()
@@ -224,12 +230,6 @@ def _split_cells(text: str) -> list[str]:
         return next(csv.reader([text], skipinitialspace=True), [])
     except csv.Error:  # a cell of more than 128 KiB: no quotes of a table's
         return text.split(",")
-
-
-def _other_separator(text: str) -> str | None:
-    """What stands between the names of a header in place of commas, if that is it."""
-    marks = {"semicolons": ";", "tabs": "\t"}
-    return next((name for name, mark in marks.items() if "step" in contract_names(text.strip().split(mark))), None)
 
 
 def _unquoted(cell: str) -> str:

@@ -141,6 +141,29 @@ def renamed(cells: Sequence[str], series: Mapping[str, str]) -> list[str]:
     return [series.get(cell, f"{cell} (unnamed)" if cell.lower() in taken else cell) for cell in cells]
 
 
+def separator(head: str) -> str:
+    """What stands between the names of a header: a comma, else a semicolon, a tab, a bar, or blanks where a name is the
+    step's."""
+    if "," in head:
+        return ","
+    found = next((mark for mark in ";\t|" if mark in head.strip(f" |{chr(10)}{chr(13)}")), None)
+    blanks = found is None and len(head.split()) > 1 and "step" in contract_names(head.lstrip("# ").split())
+    return " " if blanks else found or ","
+
+
+def with_commas(block: bytes, mark: str) -> bytes:
+    """Lines of a table as if commas stood between its cells; a comma in one is then a decimal one, and becomes a
+    point."""
+    if mark == ",":
+        return block
+    block = block.replace(b",", b".")
+    if mark == " ":
+        return re.sub(rb" +", b",", re.sub(rb"(?m)^[# ]+| +$", b"", block))
+    if mark == "|":
+        block = re.sub(rb"(?m)^[ \t]*\||\|[ \t]*\r?$", b"", block)
+    return block.replace(mark.encode(), b",")
+
+
 def contract_names(cells: Sequence[str]) -> list[str]:
     """The contract's names for these columns, where they have one; others stay as they are.
 

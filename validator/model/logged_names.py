@@ -69,6 +69,11 @@ _LOGGED: Mapping[str, tuple[str, ...]] = {
         "s/step",
         "time_per_step",
         "time/step",
+        "step_seconds",
+        "batch_time",
+        "time_per_batch",
+        "sec_per_batch",
+        "seconds_per_batch",
         "iteration_time",
         "iter_time",
         "train/iter_time",
@@ -92,7 +97,15 @@ _LOGGED: Mapping[str, tuple[str, ...]] = {
         "time_per_step_ms",
     ),
     "steps_per_s": ("steps_per_sec", "steps_per_second", "steps/s", "steps/sec", "it/s", "its/s", "it_per_s"),
-    "samples_per_s": ("samples_per_sec", "samples/sec", "samples_per_second", "throughput/samples_per_sec"),
+    "samples_per_s": (
+        "samples_per_sec",
+        "samples/sec",
+        "samples/s",
+        "images_per_sec",
+        "images/sec",
+        "samples_per_second",
+        "throughput/samples_per_sec",
+    ),
     "elapsed_s": (
         "_runtime",
         "elapsed",
@@ -121,7 +134,16 @@ _MEANT = {other: name for name, others in _LOGGED.items() for other in others}
 
 _LESS_CERTAIN: Mapping[str, tuple[str, ...]] = {
     "loss": (
-        *("total_loss", "step_loss"),
+        *(
+            "total_loss",
+            "step_loss",
+            "trainloss",
+            "batch_loss",
+            "ce_loss",
+            "cross_entropy_loss",
+            "nll_loss",
+            "mse_loss",
+        ),
         *(
             "train_xent",
             "xent",
@@ -132,9 +154,12 @@ _LESS_CERTAIN: Mapping[str, tuple[str, ...]] = {
             "train_cross_entropy",
             "train_mse",
             "mse",
+            "objective",
+            "cost",
         ),
+        *("avg_loss", "mean_loss", "loss_avg"),
     ),
-    "step_time_ms": ("msec", "update_msec", "step_msec", "batch_ms", "update_ms"),
+    "step_time_ms": ("ms", "msec", "update_msec", "step_msec", "batch_ms", "update_ms"),
     "toks_per_s": ("tps",),
     "elapsed_s": ("runtime",),
     "samples_per_s": ("seq/s",),
@@ -168,9 +193,14 @@ PARTS = ("d", "g", "disc", "gen", "discriminator", "generator", "critic", "actor
 
 _COUNTS = (
     *("update", "updates", "num_updates", "n_updates", "steps", "itr", "it", "iterations", "n_iter", "train_steps"),
+    *("train_step", "num_steps", "iter_num"),
     *("total/steps", "total_steps", "total_timesteps", "time/total_timesteps", "timesteps", "env_steps"),
 )
 """Keys that hold it where a record has none of those."""
+
+
+COUNTS_BY_ONE = ("epoch", "epochs", "batch", "batch_idx", "n", "i", "idx")
+"""Columns that hold the step of a table which has no other, if each row has one more than the row before."""
 
 
 def plain_key(raw: str) -> str:
@@ -231,7 +261,7 @@ def table_names(cells: Sequence[str], known: Iterable[str]) -> dict[str, str]:
         if name in missing and name != cell.lower():
             named.setdefault(name, cell)
     if "step" not in known:
-        step = step_key(cells) or next((keys[name] for name in ("epoch", "epochs") if name in keys), None)
+        step = step_key(cells) or next((keys[name] for name in COUNTS_BY_ONE if name in keys), None)
         named |= {} if step is None else {"step": step}
         of_epoch = next((keys[name] for name in _TIMES_OF_EPOCHS if name in keys), None)
         if step is not None and "epoch" in plain_key(step) and of_epoch is not None and "step_time_s" in missing:

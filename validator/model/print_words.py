@@ -285,7 +285,7 @@ _RECORD_VALUES = "".join(
     (
         *(
             _record_value(group, key_pattern(group), key_pattern(group, certain=False))
-            for group in ("loss", "toks_per_s", "elapsed_s", "samples_per_s")
+            for group in ("loss", "toks_per_s", "elapsed_s", "samples_per_s", "step_time_ms")
         ),
         *(
             _record_value(group, key_pattern(group))
@@ -295,11 +295,11 @@ _RECORD_VALUES = "".join(
                 "lr",
                 "toks_per_s_per_rank",
                 "step_time_s",
-                "step_time_ms",
+                "steps_per_s",
                 "timestamp",
             )
         ),
-        _record_value("any_time", "time"),
+        _record_value("any_time", "time", "(?:sec(?:ond)?s?|duration(?:_s)?)"),
         _record_value("any_time_ms", "time_ms"),
     )
 )

@@ -22,7 +22,16 @@ from validator.ingest.readers.hf_trainer import TwoStreams
 from validator.ingest.readers.rows import live_values
 from validator.ingest.text_logs import find_text_log
 from validator.model.budget import TooSlow, searching
-from validator.model.columns import HEADERLESS, contract_names, contract_values, renamed, says_nothing, without_colors
+from validator.model.columns import (
+    HEADERLESS,
+    contract_names,
+    contract_values,
+    renamed,
+    says_nothing,
+    separator,
+    with_commas,
+    without_colors,
+)
 from validator.model.nodes import Live
 from validator.model.pattern import Printed, StepCounter, line_pattern
 from validator.model.print_tables import PrintedTable
@@ -187,7 +196,7 @@ class RunFollower:
     by_rank: dict[int, RankState] = field(default_factory=dict)
     live: dict[str, Live] = field(default_factory=dict)
     _tails: dict[Path, Tail] = field(default_factory=dict)
-    _columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _columns: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     _logs: dict[str, Path] = field(default_factory=dict)
     _counters: dict[str, StepCounter] = field(default_factory=dict)
     _streams: TwoStreams = field(default_factory=TwoStreams)
@@ -310,17 +319,20 @@ class RunFollower:
                 self._columns[name] = names
                 continue
             if name not in self._columns:
-                self._columns[name] = self._header(tail.first_line) or HEADERLESS
-            values = _numbers(dict(zip(self._columns[name], _cells(line), strict=False)))
+                self._columns[name] = self._header(tail.first_line) or (separator(_text(tail.first_line)), HEADERLESS)
+            mark, columns = self._columns[name]
+            values = _numbers(dict(zip(columns, _cells(line, mark), strict=False)))
             step = _whole(values.pop("step", None))
             if step is not None:
                 yield Record(name, 0, step, values, row=True, path=tail.path, end=end)
 
-    def _header(self, line: bytes) -> tuple[str, ...] | None:
-        """The contract's names of the columns, if the line names them: one is the step, and none is a number."""
-        cells = _cells(line)
+    def _header(self, line: bytes) -> tuple[str, tuple[str, ...]] | None:
+        """What stands between the columns and the contract's names of them, if the line names them: one is the step,
+        and none is a number."""
+        mark = separator(_text(line))
+        cells = _cells(line.lstrip(b"# "), mark)
         names = tuple(contract_names(renamed(cells, self.metrics.series_of)))
-        return names if "step" in names and not _numbers(dict(enumerate(cells))) else None
+        return (mark, names) if "step" in names and not _numbers(dict(enumerate(cells))) else None
 
     def _logged(self, now: float) -> Iterator[Record]:
         """Rows of the files that readers find."""
@@ -431,8 +443,9 @@ def _text(line: bytes) -> str:
     return without_colors(line.rstrip(b"\r")[:8192]).decode("utf-8", "replace")
 
 
-def _cells(line: bytes) -> list[str]:
-    return [cell.strip().strip("\"'") for cell in line.decode("utf-8", "replace").lstrip("\ufeff").split(",")]
+def _cells(line: bytes, mark: str) -> list[str]:
+    text = with_commas(line, mark).decode("utf-8", "replace").lstrip("\ufeff")
+    return [cell.strip().strip("\"'") for cell in text.split(",")]
 
 
 def _numbers(cells: Mapping[Any, object]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from validator.ingest.table import StepTable, read_table
 from validator.model.columns import contract_names
 from validator.model.result import Result
 from validator.model.runbook import TrainerMetrics
+from validator.supervise.follow import RunFollower
 
 LIGHTNING = """\
 epoch,lr,step,train_loss,val_loss
@@ -179,14 +180,20 @@ def test_a_pattern_that_never_matches_is_shown_beside_what_was_printed(tmp_path:
     assert noted.message.endswith("its last line is 'step=3 loss=2.5'")
 
 
-@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
-def test_a_table_without_commas_is_told_as_such(tmp_path: Path, mark: str, name: str) -> None:
-    path = tmp_path / "training.csv"
-    path.write_text("Step,loss,toks_per_s\n1,2,3\n".replace(",", mark), encoding="utf-8")
+@pytest.mark.parametrize("comma", [".", ","], ids=["a point", "a comma"])
+@pytest.mark.parametrize("mark", [";", "\t", "|", " | ", "  "])
+@pytest.mark.parametrize("header", ["{}", "# {}", "# a run of today\n{}", "# a run, of today\n# {}"])
+def test_a_table_without_commas_is_read(tmp_path: Path, mark: str, comma: str, header: str) -> None:
+    rows = [mark.join(("step", "loss", "toks_per_s")), *(mark.join((str(i), f"2{comma}5", "900")) for i in range(1, 9))]
+    (tmp_path / "training.csv").write_text(header.format("\n".join(rows)) + "\n", encoding="utf-8")
     read_log = ReadLog(tmp_path)
-    read_table(path, read_log)
-    flaw = next(one for one in read_log.irregularities if one.code == "garbage-header")
-    assert f"its cells are separated by {name}; write commas, and decimal points" in flaw.message
+    table = read_table(tmp_path / "training.csv", read_log, ended=True)
+    assert table is not None
+    assert table.columns["loss"][1].tolist() == [2.5] * 8
+    assert table.columns["toks_per_s"][0].tolist() == list(range(1, 9))
+    assert not read_log.irregularities
+    follower = RunFollower(tmp_path, TrainerMetrics(csv="training.csv"))
+    assert [(one.step, one.values["loss"]) for one in follower.look()] == [(i, 2.5) for i in range(1, 9)]
 
 
 def test_a_folder_is_inspected_by_its_only_table(tmp_path: Path) -> None:

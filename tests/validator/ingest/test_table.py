@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from validator.ingest import table
+from validator.ingest import collect_dir, table
 from validator.ingest.read_log import ReadLog
 from validator.ingest.table import StepTable, names_in, read_table
 
@@ -311,3 +312,44 @@ def test_a_loss_that_is_written_in_parts_is_their_sum(tmp_path: Path) -> None:
     assert irregular == {}
     whole, _ = read(tmp_path, header.replace("lr/pg0", "loss") + rows, {"step": "epoch"})
     assert column(whole, "loss")[0] == (1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "factor"),
+    [
+        *((name, "step_time_s", 1.0) for name in ("batch_time", "step_seconds", "time_per_batch", "sec", "duration")),
+        *((name, "step_time_s", 1e-3) for name in ("ms", "time_ms")),
+        *((name, "samples_per_s", 1.0) for name in ("samples/s", "images_per_sec")),
+    ],
+)
+@pytest.mark.parametrize("written", ["table", "records"])
+def test_columns_and_keys_for_speed(tmp_path: Path, written: str, name: str, series: str, factor: float) -> None:
+    values = [round(0.4 + 0.01 * (i % 3), 3) for i in range(1, 41)]
+    if written == "table":
+        rows = [f"step,loss,{name}", *(f"{i},{4 - i / 50},{value}" for i, value in enumerate(values, 1))]
+        path = tmp_path / "log.csv"
+    else:
+        rows = [json.dumps({"step": i, "loss": 4 - i / 50, name: value}) for i, value in enumerate(values, 1)]
+        path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    found = collect_dir(tmp_path).series[series]
+    assert found.values.tolist() == pytest.approx([factor * value for value in values])
+
+
+@pytest.mark.parametrize("step", ["batch", "i", "idx", "n", "train_step"])
+@pytest.mark.parametrize("loss", ["ce_loss", "trainLoss", "avg_loss", "cost"])
+def test_columns_that_have_the_names_of_no_one_else(tmp_path: Path, step: str, loss: str) -> None:
+    (tmp_path / "log.csv").write_text(
+        "\n".join([f"{step},{loss}", *(f"{i},{4 - i / 50}" for i in range(1, 41))]) + "\n"
+    )
+    assert collect_dir(tmp_path).series["loss"].steps.tolist() == list(range(1, 41))
+
+
+def test_lists_beside_each_other_are_rows(tmp_path: Path) -> None:
+    losses = [4 - i / 50 for i in range(40)]
+    text = json.dumps({"lr": 0.1, "train_losses": losses, "val_losses": losses[::2], "step_time": [0.4] * 40})
+    (tmp_path / "history.json").write_text(text)
+    series = collect_dir(tmp_path).series
+    assert series["loss"].values.tolist() == losses
+    assert series["loss"].steps.tolist() == list(range(1, 41))
+    assert set(series["step_time_s"].values.tolist()) == {0.4}
