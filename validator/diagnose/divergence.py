@@ -28,6 +28,10 @@ _RISE_SHARE = 0.25
 _DROP_SHARE = 0.10
 """Rise as a share of what had been learned: a loss that fell from 4 to 0.01 may end at 0.05."""
 
+_BEFORE_ROWS, _BEHIND_ROWS, _LEARNED_SHARE, _LEARNED_SCATTERS, _TAKEN_BACK = 5, 3, 0.3, 10, 0.5
+"""Rows whose medians are compared around a jump; how far a loss has fallen before it, as a share of its first values
+and in changes from row to row, and the share of that which a jump takes back."""
+
 _MULTIPLIED, _MANY_ROWS = 3.0, 100
 """Times its minimum at which a loss ends whose noise may have grown with it, and rows that show the noise before."""
 
@@ -125,6 +129,15 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
                 f"smoothed {name}: maximum {format_number(-low)} near step {at}, end {format_number(-high)}",
             )
             return
+        if is_reward(name) and (fallen := _fallen(series.values[np.isfinite(series.values)])) is not None:
+            begins, ends = map(format_number, fallen)
+            yield _diverges(
+                f"{name} falls from {begins} to {ends}: what the agent does becomes worse.",
+                "warning",
+                series,
+                f"medians of the first and the last rows of {name}: {begins}, {ends}",
+            )
+            return
 
 
 @rule("diverging", "warning", of="run")
@@ -159,6 +172,46 @@ def learning_rate_jumps(run: RunFacts) -> Iterator[Diagnosis]:
     )
 
 
+@rule("diverging", "warning", of="run")
+def learning_taken_back(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss that rises from one row to the next by half of what it had fallen, and stays there for some rows, again
+    and again: an older state is loaded, or the model begins anew."""
+    loss = run.series("loss")
+    finite = None if loss is None else np.isfinite(loss.values)
+    of_agent = any(is_reward(name) or _AGENT.search(name) for name in run.result.series)
+    if not run.training or loss is None or finite is None or of_agent or finite.sum() < _MANY_ROWS:
+        return
+    if _loss_risen(run) is not None:
+        return
+    values, steps = loss.values[finite], loss.steps[finite]
+    if around_zero(values):
+        return
+    windows = np.lib.stride_tricks.sliding_window_view
+    before = np.median(windows(values, _BEFORE_ROWS), axis=1)[:-_BEHIND_ROWS]
+    behind = np.median(windows(values[_BEFORE_ROWS:], _BEHIND_ROWS), axis=1)
+    at_once = values[_BEFORE_ROWS : _BEFORE_ROWS + len(behind)]
+    before = before[: len(behind)]
+    begins = float(np.median(values[:_BEHIND_ROWS]))
+    learned = begins - before
+    scatter = float(np.median(np.abs(np.diff(values))))
+    back = learned > max(_LEARNED_SHARE * abs(begins), _LEARNED_SCATTERS * scatter)
+    back &= np.minimum(at_once, behind) - before >= _TAKEN_BACK * learned
+    rows = np.flatnonzero(back)
+    rows = rows[np.diff(rows, prepend=-_BEFORE_ROWS) >= _BEFORE_ROWS]
+    if rows.size < 2:
+        return
+    shown = ", ".join(f"{steps[row + _BEFORE_ROWS]:,}" for row in rows[:3]) + (", …" if rows.size > 3 else "")
+    was, then = format_number(float(before[rows[-1]])), format_number(float(behind[rows[-1]]))
+    yield _diverges(
+        f"The loss jumps back by half or more of what it had fallen at steps {shown}, the "
+        f"last time from {was} to {then}, as where an older state is loaded or the model begins anew.",
+        "warning",
+        loss,
+        f"medians of {_BEFORE_ROWS} rows before and {_BEHIND_ROWS} from step {steps[rows[-1] + _BEFORE_ROWS]} on: "
+        f"{was}, {then}",
+    )
+
+
 def _loss_risen(run: RunFacts) -> tuple[float, float, int, int] | None:
     """As `_risen`, of the training's loss. That of an agent may grow with its reward, and its noise with it."""
     loss = run.series("loss")
@@ -176,6 +229,19 @@ def _loss_risen(run: RunFacts) -> tuple[float, float, int, int] | None:
     learned = _levels(loss.values[loss.steps <= found[2]])[0] if (loss.steps <= found[2]).sum() > _MIN_ROWS else None
     drop = 0.0 if learned is None else float(learned.max()) - low
     return None if high - low < _DROP_SHARE * drop else (low, high, *found[2:])
+
+
+def _fallen(values: Floats) -> tuple[float, float] | None:
+    """The first and the last level of a reward that ends below where it began, by far more than its scatter, or at the
+    lowest value that it ever had."""
+    if len(values) < _MANY_ROWS:
+        return None
+    levels, width = _levels(values)
+    first, begins, ends = float(np.median(values[:3])), float(levels[0]), float(levels[-1])
+    error = 1.2533 * math.sqrt(2 / width) * _row_scatter(values, width)
+    if begins - ends > max(_DROP_SHARE * abs(begins), _LASTING_ERRORS * error):
+        return begins, ends
+    return (first, ends) if ends <= values.min() and first - ends > _DROP_SHARE * abs(first) else None
 
 
 def _diverges(message: str, severity: Severity, series: Series, shown: str) -> Diagnosis:

@@ -128,7 +128,7 @@ def learned_by_heart(run: RunFacts) -> _ByHeart | None:
             f" The loss ends at {format_number(ends)} of {format_number(begins)}, and {series.name} at {last}, which "
             f"began at {first}: the data are learned by heart."
         )
-        return _ByHeart(series, stays, at <= _SOON, beside)
+        return _ByHeart(series, stays, at <= _SOON and not run.by_epochs, beside)
     return None
 
 

@@ -17,6 +17,7 @@ from validator.judge.config import Obeyed
 from validator.judge.data import measured
 from validator.model.columns import OF_VALIDATION
 from validator.model.plan import RunSpec
+from validator.model.recipes import BY_EPOCHS
 from validator.model.record import Outcome, PhaseRecord, RunRecord, ValidationRecord
 from validator.model.result import Floats, Irregularity, LogHit, Result, RunEvidence, Series, Steps
 from validator.model.settings import flat_name
@@ -146,6 +147,12 @@ class RunFacts:
         """The losses of the validation, each evaluation once: some trainers repeat the last one in every row."""
         found = (self.result.series.get(name) for name in OF_VALIDATION)
         return tuple(_once_each(one) for one in found if one is not None and len(one.steps))
+
+    @property
+    def by_epochs(self) -> bool:
+        """Whether a row is known to be an epoch, by the format of the log."""
+        printed = self.evidence.printed
+        return printed is not None and printed.format in BY_EPOCHS
 
     def irregular(self, *codes: str) -> list[Irregularity]:
         """Irregularities of these codes."""

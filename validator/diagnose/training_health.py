@@ -103,6 +103,30 @@ def steps_skipped(run: RunFacts) -> Iterator[Diagnosis]:
     )
 
 
+@rule("zero-grad", "veto", of="run")
+def updates_skipped(run: RunFacts) -> Iterator[Diagnosis]:
+    """Lines behind a tenth of the rows or more say that an update was skipped; the first quarter, in which a loss scale
+    is found out, does not count."""
+    places, loss = run.evidence.places, run.series("loss")
+    if not run.training or loss is None or places is None or not places.skipped or run.hits("skipped_steps"):
+        return
+    rows = len(places.steps)
+    first = rows // 4
+    skipped = [row for row in places.skipped if row >= first]
+    if rows - first < _SAME_ROWS or len(skipped) < _SKIPPED_SHARE * (rows - first):
+        return
+    nearly_all = len(skipped) >= (1 - _SKIPPED_SHARE) * (rows - first)
+    at = int(places.steps[skipped[0]])
+    yield Diagnosis(
+        f"The log says of {len(skipped):,} of the last {rows - first:,} rows that an update was skipped: "
+        + ("nothing is learned any more." if nearly_all else "that much of the data is not learned from."),
+        severity="veto" if nearly_all else "warning",
+        because=[evidence(f"an update skipped in {len(skipped)} rows", places.path, f"step {at}")],
+        next_step="Look for gradients of NaN or infinity, which no loss scale mends; train in bf16, or let the loss "
+        "scale grow less often.",
+    )
+
+
 def _strikes(series: Series, bad: npt.NDArray[np.bool_], strikes: int) -> int | None:
     """Step of the last of the first `strikes` consecutive bad rows."""
     run_length = 0

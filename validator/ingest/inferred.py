@@ -19,8 +19,8 @@ from validator.model.pattern import parse_number
 from validator.model.print_words import MEANS, RATE_UNITS
 from validator.model.result import Floats
 
-_VARYING = re.compile(  # the bar of |███  | 12/600 | 0:01:02 | 17, -0.5, 1.2e-4, 1,234, nan
-    r"(?<=\|)(?P<bar>[^|\d]*)(?=\|\s*\d+/\d)"
+_VARYING = re.compile(  # the bar of |███  | 12/600, of [##...] | 0:01:02 | 17, -0.5, 1.2e-4, 1,234, nan
+    r"(?<=\|)(?P<bar>[^|\d]*)(?=\|\s*\d+/\d)|(?<=\[)(?P<drawn>[#=>*.\- o█━░▒]{5,})(?=\])"
     r"|(?<![\w.])(?P<clock>\d+:\d\d(?::\d\d)?(?:\.\d+)?)(?![\w:])"
     r"|(?:(?<![\w.])|(?<=[\u4e00-\u9fff]))(?P<number>[-+]?(?:\d+(?:[,_]\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?|[nN]a[nN]|inf))"
 )
@@ -50,14 +50,26 @@ _OTHER_WORDS = re.compile(
 """Measures of quality and settings, which may fall as well and are never a loss."""
 
 _VALIDATION = re.compile(
-    r"(?<![a-z])(?:val(?:id(?:ation)?)?|eval|test|dev)[ _/.-]*(?:log)?(?:loss|nll|r?mse|mae|error)"
+    r"(?<![a-z])(?:val(?:id(?:ation)?)?|eval|test|dev)[ _/.-]*(?P<what>(?:log)?(?:loss|nll|r?mse|mae|error))"
     + _IS
     + r"|(?:验证|测试)损失\W*$",
     re.IGNORECASE,
 )
 """A loss of the validation, in the same line or in one of its own: `train-logloss:0.31 valid-logloss:0.64`."""
+
+
+def _is_validation(part: str, before_loss: str) -> bool:
+    """Whether a number is that of the validation: by the word `loss`, or by the measure that the training goes by."""
+    found = _VALIDATION.search(part)
+    if found is None:
+        return False
+    what = (found["what"] or "loss").lower()
+    return what in ("loss", "nll") or what in before_loss.lower()
+
+
 _EVALUATION = re.compile(r"\W*(?:test|eval\w*|val(?:id\w*)?)\b\W*\[", re.IGNORECASE)
 """The start of a line about a batch of an evaluation."""
+_BEST = re.compile(r"best|lowest|(?<![a-z])min|最佳", re.IGNORECASE)
 _NO_LAST = re.compile(r"best|min|lowest|avg|mean|average|最佳|平均", re.IGNORECASE)
 
 _RATE_UNITS = {name: re.compile(unit, re.IGNORECASE) for name, unit in RATE_UNITS.items()}
@@ -81,7 +93,7 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
         if len(line) <= _MAX_LENGTH:
             parts, texts = _cut(line)
             form = tuple(re.sub(r"\s+", " ", part) for part in parts)
-            if form not in forms and len(_ANY_LOSS.findall(line)) == 1 and evaluation_in(line):
+            if form not in forms and len(_ANY_LOSS.findall(line)) <= 1 and evaluation_in(line):
                 of_evaluation.add(form)
             forms[form].append(texts)
     often = {
@@ -114,7 +126,7 @@ def _own_validation(forms: Mapping[tuple[str, ...], list[list[str]]], beside: tu
     """A pattern for the commonest lines with a loss of the validation that are not of the form `beside`."""
     said: dict[tuple[str, ...], int] = {}
     for form, rows in forms.items():
-        places = [place for place, part in enumerate(form[:-1]) if _VALIDATION.search(part)]
+        places = [place for place, part in enumerate(form[:-1]) if _is_validation(part, " ".join(beside))]
         if len(rows) > 1 and places and form[:2] != beside[:2] and not _NO_LAST.search(form[places[0]]):
             said[form] = places[0]
     if not said:
@@ -182,7 +194,8 @@ def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: r
             taken = place in groups or f"{{{name}}}" in groups.values() or _MEANS.search(parts[place])
             if not taken and unit.match(parts[place + 1]):
                 groups[place] = f"{{{name}}}"
-        if "{val_loss}" not in groups.values() and place not in groups and _VALIDATION.search(parts[place]):
+        own = "{val_loss}" not in groups.values() and place not in groups
+        if own and _is_validation(parts[place], parts[chosen[0]]):
             groups[place] = "{val_loss}"
     return _spelled(parts, columns, groups)
 
@@ -206,9 +219,9 @@ def _may_be_loss(texts: Sequence[str], values: Floats, steps: Floats, before: st
         return any(not text.isdigit() for text in texts)
     if not any("." in text or "e" in text for text in texts):
         return False
-    if _LOSS_WORDS.search(before):
-        return True
     finite = np.isfinite(values)
+    if _LOSS_WORDS.search(before):
+        return bool(finite[0]) and not _BEST.search(before)
     until = len(values) if finite.all() else int(np.argmin(finite))
     if until < _MIN_LINES or finite[until:].any():
         return False  # one that is not finite any more was a loss, and one that is now and then is not

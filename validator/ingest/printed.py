@@ -45,6 +45,15 @@ _NAMED = re.compile(
 _MOST_NAMES = 64
 """How many of them are kept."""
 
+_SKIPS = re.compile(
+    r"(?i)(?:(?<!no )(?<![\w/.-])overflow(?:ed)?\b"
+    r"|\bskip(?:ped|ping)\b(?=[^\n]{0,30}\b(?:step|update|optimi[sz]er)s?\b)"
+    r"|\b(?:step|update)s?\b[^\n]{0,20}\b(?:skipped|not applied)\b)(?!\W{0,3}(?:\d|false|no\b|none))"
+)
+"""A line that says of an update that it was left out, and no count of them."""
+
+_EPOCH_BEGINS = re.compile(r"(?i)\bepoch\W{0,3}(\d{1,6})\s?(?:/|of)\s?\d")
+
 _BAR_END = re.compile(r"(?:it/s|s/it)[^\]\r]*\]")
 _GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
 
@@ -78,12 +87,17 @@ class PrintedRows:
     evaluations: Evaluations = field(default_factory=dict)
     """Losses on lines of their own that the pattern does not read, each with the row that it comes after."""
     _announced: tuple[int, Printed] | None = None
+    skips: array[int] = field(default_factory=lambda: array("q"))
+    """Rows in which, or behind which, a line says that an update was skipped."""
+    _epoch: int = 0
     places: PrintedPlaces | None = None
 
     def read(self, lines: Lines) -> PrintedRows:
         """Take in numbered lines."""
         for number, text in lines:
             self.take(number, text)
+            if self.steps and _SKIPS.search(text, 0, _SHOWN):
+                self.skips.append(len(self.steps) - 1)
         return self
 
     def take(self, number: int, text: str) -> None:
@@ -94,6 +108,8 @@ class PrintedRows:
             self.pauses.append(number + 1)  # what was printed behind a bar, and before the next line of bars
         if printed is None:
             self.last_other = text if text.strip() else self.last_other
+            if "row" in self.pattern.names and (begins := _EPOCH_BEGINS.search(text)) is not None:
+                self._begin_epoch(int(begins[1]))
             if _PAUSES.search(text, 0, _SHOWN):
                 self.pauses.append(number)
             return
@@ -119,6 +135,12 @@ class PrintedRows:
         if not self.steps or _NOT_FINITE.search(text):
             self._look_at_names(text)
         self._add(number, printed)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Count rows anew where a heading says that the first epoch begins again: another training."""
+        if epoch < min(self._epoch, 2):
+            self.counter.begin_again()
+        self._epoch = epoch
 
     def _of_a_step(self, printed: Printed | None, text: str) -> Printed | None:
         """What the pattern read, unless the line is about a validation, of which the pattern may know nothing; then
@@ -226,11 +248,13 @@ class PrintedRows:
         position[kept] = np.arange(len(kept))
         begins = ((before, group[place[row]]) for before, row in self.epochs)
         epochs = tuple((before, int(own[at])) for before, at in begins if position[at] >= 0)
+        at = position[group[place[np.array(self.skips, dtype=np.int64)]]]
         found_at = _places(own[kept], where[kept], np.array(self.pauses, dtype=np.int64), epochs)
         self.places = replace(
             found_at,
             counted=len(kept) > 1 or not self._begins_in_later_epoch,
             not_finite=dict(self._not_finite(position, group, place)),
+            skipped=tuple(np.unique(at[at >= 0]).tolist()),
         )
         found: dict[str, Column] = {}
         for name, (places, numbers) in columns.items():

@@ -160,7 +160,7 @@ def _read_known_format(state: ResultBuilder) -> None:
         )
         if table is not None and table.columns and (shown is None or "loss" in table.columns):
             shown = path, recipe, table
-        if shown is not None and "loss" in shown[2].columns:
+        if shown is not None and not {"loss", "mean_reward"}.isdisjoint(shown[2].columns):
             break
     if shown is None:
         return

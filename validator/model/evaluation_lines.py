@@ -12,20 +12,23 @@ from typing import NamedTuple
 
 from validator.model.pattern import NUMBER, Printed, parse_number
 
-_WORDS = re.compile(r"val|eval|dev|test|held|hold|验证|测试", re.IGNORECASE)
+_WORDS = re.compile(r"val|eval|dev|test|held|hold|unseen|验证|测试", re.IGNORECASE)
 """A line without one of these holds no validation."""
 
 _LONGEST = 400
 
-_VALIDATION = r"(?:val(?:id(?:at(?:ion|ing|e))?)?|held[-_ ]?out|hold[-_ ]?out|dev(?:elopment)?)"
+_VALIDATION = r"(?:val(?:id(?:at(?:ion|ing|e))?)?|held[-_ ]?out|hold[-_ ]?out|dev(?:elopment)?|unseen)"
 _EVALUATION = r"(?:eval(?:uat(?:ion|ing|e))?)"
 _TEST = r"(?:test(?:ing)?)"
 _ALL = f"(?:{_VALIDATION}|{_EVALUATION}|{_TEST})"
 _MEAN = r"(?:(?:avg|average|mean|total|overall|final|global)\.?[ _/-])?"
-_SET = r"(?:[ _-]?(?:set|data(?:set)?|split|stage|phase|epoch|step|batch|results?))?"
+_SET = (
+    r"(?:[ _-]?(?:set|data(?:set)?|examples?|samples?|text|sentences?|images?|split|stage|phase|epoch|step|batch"
+    r"|results?))?"
+)
 _LOSS = (
     r"(?:(?:avg|average|mean|total|lm|ce|token)[ _/-])?"
-    r"(?P<what>loss(?:es)?|nll|xent|ce|cross[-_ ]?entropy|mse|bce)(?![\w/])"
+    r"(?P<what>loss(?:es|[ _](?:avg|mean))?|nll|xent|ce|cross[-_ ]?entropy|mse|bce)(?![\w/])"
 )
 _IS = (
     r"(?: \(?(?:(?:at|after|for|@) )?(?:the )?(?:epoch|step|iter(?:ation)?|update) {0,4}#?\d+(?:/\d+)?\)?)?"
@@ -40,7 +43,7 @@ _FORMS = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
         # val_loss, avg_val_loss, Validation set loss, metrics/eval/loss
-        rf"(?<![a-z])(?<!best )(?<!best_)(?<!min )(?<!min_)(?<!lowest )(?<!previous )(?<!prev )(?<!last )"
+        rf"(?<![a-z])(?<!best )(?<!best_)(?<!min )(?<!min_)(?<!lowest )(?<!previous )(?<!prev )(?<!last )(?<!smoothed )"
         rf"{_MEAN}(?P<of>{_ALL}){_SET}[ _/.-]?{_LOSS}{_IS}{_VALUE}",
         # loss_val, loss/val, Loss on the validation set
         rf"(?<![a-z])(?<!best )(?<!best_){_MEAN}(?P<what>loss)(?:(?: on | for | of )(?:the )?|[ _/]?[\[(]|[ _/])"
@@ -52,7 +55,7 @@ _FORMS = tuple(
     )
 )
 _NO_LINE = re.compile(
-    rf"\d%\||\bnamespace\(|\b(?:args|hparams)\b"
+    rf"(?<!100)%\||\bnamespace\(|\b(?:args|hparams)\b"
     rf"|(?<![a-z])(?:{_NOT})(?![a-z])[^|,;\n]{{0,40}}\b(?:loss|nll|ce|mse)\b"
     rf"|\bloss\b[^|,;\n]{{0,20}}\b(?:improved|did not)\b",
     re.IGNORECASE,
@@ -63,12 +66,16 @@ _OF_AGENT = re.compile(r"(?i)(?<![a-z])(?:policy|reward|returns?|entropy|pg_loss
 _SHORT = re.compile(rf"(?i)(?<![\w/.-])(?P<of>v)_?(?P<what>loss){_IS}{_VALUE}")
 """`v_loss`, which is the loss of the value in a line about an agent."""
 
+_OF_A_BATCH = re.compile(rf"(?i){_ALL}[ _-]?(?:step|batch|iter)\W{{0,3}}\d")
+"""`val step:0`, of one batch of an evaluation, if it is no step of the training."""
+
 _CERTAIN = re.compile(rf"(?i){_VALIDATION}$|v$|验证")
 
 
 class Evaluation(NamedTuple):
     """One line's loss. `form` is what stands before the number, without what varies; a lower `doubt` is more certain to
-    be what a training is watched by: 0 validation, 1 evaluation, 2 test, and 4 more for a loss by its function."""
+    be what a training is watched by: 0 validation, 1 evaluation, 2 test, 4 more for a loss by its function, 8 more for
+    one that may be a batch's."""
 
     form: str
     loss: float
@@ -101,7 +108,9 @@ def evaluation_in(line: str) -> Evaluation | None:
         return None
     of, what = found["of"].lower(), found["what"].lower()
     doubt = 0 if _CERTAIN.match(of) else 1 if of.startswith("eval") else 2
-    before = re.sub(r"[\d.,:/-]*\d", "0", text[: found.start("value")])
+    before = re.sub(r"\s+", " ", re.sub(r"[\d.,:/-]*\d", "0", text[: found.start("value")]))
+    before = re.sub(r"(?<=[\[(]) | (?=[\])])", "", before)
+    doubt += 8 * (_OF_A_BATCH.match(text, found.start("of")) is not None)
     by_function = not (what.startswith("loss") or what == "损失")
     return Evaluation(before, loss, doubt + 4 * by_function, so_far=found["mean"] is not None)
 

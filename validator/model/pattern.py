@@ -358,6 +358,10 @@ class StepCounter:
         self._stride = 1.0
         self._rows = 0
 
+    def begin_again(self) -> None:
+        """Count lines without a step from 1 again."""
+        self._rows = 0
+
     def step(self, printed: Printed) -> float | None:
         """Optimizer steps done by this line, NaN where it prints none that can be read; None where the line belongs to
         another progress bar, or to no step yet."""

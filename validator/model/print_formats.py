@@ -146,7 +146,7 @@ KNOWN: tuple[Recipe, ...] = (
     Recipe(
         "Keras, a line an epoch",
         ("/step", "s - "),
-        r"^{row}(?:\d+/\d+| -) (?:\[?[━=]+\]? )?(?:- )?\d+s (?:\d+[mu]?s/step )?- (?:[\w./]+ - )?"
+        r"^{row}(?:(?:\d+/\d+| -) (?:\[?[━=]+\]? )?(?:- )?)?\d+s (?:\d+[mu]?s/step )?- (?:[\w./]+ - )?"
         r"(?:\w+: [\d.e+-]+ - )*?loss: {loss}"
         r"(?=(?:.*? val_loss: {val_loss})?)",
         "a row an epoch",

@@ -1,7 +1,7 @@
 """Tables in a log: a line of names, and rows of numbers below it that name nothing.
 
 Each row is read as a line of its own that names its numbers. A header counts where one column is the step, or else the
-epoch, and one alone the loss.
+epoch, and one alone the loss, or none and one the reward of an agent.
 """
 
 from __future__ import annotations
@@ -20,9 +20,17 @@ _LONGEST = 500
 
 _WANTED = (
     *("loss", "lr", "grad_norm", "val_loss", "toks_per_s", "toks_per_s_per_rank", "step_time_s", "step_time_ms"),
-    *("elapsed_s", "timestamp"),
+    *("elapsed_s", "timestamp", "mean_reward"),
 )
 _STEPS = frozenset({*STEP_KEYS, "steps", "update", "num_updates"})
+_EPISODES = frozenset({"ep", "episode", "episodes", "eps"})
+_REWARDS = frozenset(
+    {
+        *("reward", "rewards", "return", "returns", "mean_reward", "mean_return", "avg_reward", "avg_return"),
+        *("episode_reward", "episode_return", "ep_reward", "ep_return", "ep_rew_mean", "score"),
+    }
+)
+_HEADED = re.compile(r"loss|reward|return|score|rew_mean", re.IGNORECASE)
 
 
 class PrintedTable:
@@ -44,13 +52,14 @@ class PrintedTable:
         return None
 
     def _take_header(self, text: str) -> None:
-        if "loss" not in text.lower():
+        if _HEADED.search(text) is None:
             return
         for separator in _SEPARATORS:
             cells = separator.split(text.strip().strip("|").strip())
             if len(cells) > 1 and all(map(_NAME.fullmatch, cells)):
                 names = tuple(map(_meaning, cells))
-                if names.count("loss") == 1 and names.count("step") + ("step" not in names) * names.count("epoch") == 1:
+                one = names.count("loss") == 1 or ("loss" not in names and names.count("mean_reward") == 1)
+                if one and names.count("step") + ("step" not in names) * names.count("epoch") == 1:
                     self._names, self._separator = names, separator
                     return
 
@@ -67,8 +76,10 @@ class PrintedTable:
 def _meaning(cell: str) -> str:
     """What a column is; of several columns of one meaning, and of those that mean nothing here, the name counts."""
     key = plain_key(cell)
-    if key in _STEPS:
+    if key in _STEPS or key in _EPISODES:
         return "step"
+    if key in _REWARDS:
+        return "mean_reward"
     return logged_name("train_loss" if key in ("training_loss", "tr_loss") else cell)
 
 

@@ -57,6 +57,11 @@ _LOSS = (
     rf"{_NOT_LOSS}(?: train\b| ?\(train(?:ing)?\))?(?: \(curr\))?{_AT_STEP}{_IS}(?:tensor\()?{{loss}}(?![\d.,]*\s?%)"
 )
 
+_TOTAL_OF_PARTS = (
+    r"^(?!.*?(?:^|[|,;:)\]\d-]\s{0,4})(?:train(?:ing)?[ _])?loss\b)(?=.*?\bloss\b.*?(?<![\w/])total[ _]loss\b).*?"
+)
+"""A line with a total behind other losses, of which none has no other name."""
+
 _OTHER_NAMES = (
     _NAME
     + "".join(
@@ -73,8 +78,8 @@ _MEAN_REWARD = (
 """What episodes reach on average, by which an agent is judged."""
 
 _VAL_LOSS = (
-    rf"{_NAME}(?<!best )(?<!min )(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss\b"
-    rf"{_IS}{{val_loss}}(?![\d.,]*\s?%)"
+    rf"{_NAME}(?<!best )(?<!min )(?<!smoothed )(?:(?:avg|average|mean)[ _])?"
+    rf"(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss\b{_IS}{{val_loss}}(?![\d.,]*\s?%)"
 )
 
 
@@ -142,7 +147,8 @@ def _rate(group: str, unit: str) -> str:
 
 _VALUES = "".join(
     (
-        _optional(_LOSS, needs="(?:loss|xent)"),
+        _optional(_LOSS, needs="(?:loss|xent)", unless=_TOTAL_OF_PARTS),
+        _optional(rf"{_NAME}total[ _]loss\b{_IS}{{loss}}", needs=_TOTAL_OF_PARTS),
         _optional(_OTHER_NAMES, needs="(?:mse|nll|bce)", unless="(?:loss|xent)"),
         _optional(_MEAN_REWARD, needs="(?:rew|return)"),
         _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
@@ -212,7 +218,7 @@ def _step(names: str) -> str:
     return rf"(?=.*?{name}\s{{0,8}}[:=#\[]?\s{{0,8}}{{step}}{length}{_STEP_END})"
 
 
-_BY_LOGGER = r"(?:[^\n|]{0,80}?(?:\b(?:INFO|DEBUG|root)\b|__main__)\W{1,4})?"
+_BY_LOGGER = r"(?:[^\n|]{0,160}?(?:\b(?:INFO|DEBUG|root)\b|__main__)\W{1,4})?(?:\[[A-Za-z][^\]\n]{0,20}\]\W{0,4})?"
 """What a logger puts before a line, with or without a date."""
 
 _STEPS = (
@@ -308,7 +314,7 @@ _COLUMNS = "".join(
     rf"(?=(?:.* {name}={{{name}}}(?!\S))?)"
     for name in (
         *("loss", "lr", "grad_norm", "val_loss", "toks_per_s", "toks_per_s_per_rank", "step_time_s", "step_time_ms"),
-        *("elapsed_s", "timestamp"),
+        *("elapsed_s", "timestamp", "mean_reward"),
     )
 )
 
@@ -350,10 +356,13 @@ GENERAL: tuple[Recipe, ...] = (
     ),
     Recipe(
         "epoch and step in brackets",
-        ("[",),
+        ("[", "epoch"),
         rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}"
         r"(?=.*?(?:\[(?:epoch)? ?{epoch}(?:/\d+)?\]\s{0,4}\[(?:iter:)? {0,8}{step}/ {0,8}{steps_per_epoch}\]"
-        r"|\[ ?{epoch}, {0,8}{step}\]))" + _DATA_OF_METERS + _VALUES,
+        r"|\[ ?{epoch}, {0,8}{step}\]|\bepoch:? {epoch}(?:/\d+)? ?\[ *{step}/ *{steps_per_epoch}\]"
+        r"|\bepoch:? {epoch}/\d+[ ,|:]{1,6}(?:(?:step|batch|iter)\w*:? )?{step}/ *{steps_per_epoch}(?![\d/])))"
+        + _DATA_OF_METERS
+        + _VALUES,
         "recognized by its shape; give a pattern where it is mistaken",
     ),
     Recipe(
@@ -361,7 +370,9 @@ GENERAL: tuple[Recipe, ...] = (
         ("epoch",),
         rf"(?i)^(?!.*?\d%\|)(?!.*\d ?/ ?\d+ ?\(){DATED}{_BY_LOGGER}"
         r"\W*(?:train\W+)?epoch\W*{step}\b(?!\.\d)(?!.*\bbatch)"
-        r".*?(?<!val[ _])(?<!test[ _])(?<!dev[ _])(?:\b|(?<=train_)|(?<=avg_)|(?<=average_)|(?<=mean_))loss\W+{loss}"
+        + ".*?"
+        + "".join(rf"(?<!{word}[ _])" for word in ("val", "valid", "validation", "eval", "evaluation", "test", "dev"))
+        + r"(?:\b|(?<=train_)|(?<=avg_)|(?<=average_)|(?<=mean_))loss\W+{loss}"
         + _optional(_VAL_LOSS, needs="(?:val|dev|test)")
         + rf"|^{_BY_LOGGER}\W*{_OTHER}\W+epoch\W*\d+\b(?!\.\d).*?(?:\b|_)loss\W+{{val_loss}}",
         "a row an epoch",
@@ -374,6 +385,15 @@ GENERAL: tuple[Recipe, ...] = (
         rf"(?!.*?(?<![\d/])\d+ ?/ ?\d+(?!\d|/| \d\d:)){{row}}(?={_DATED}).*?"
         rf"(?<![\w/])loss\b{_NOT_LOSS}\s{{0,8}}[:=]\s{{0,8}}{{loss}}",
         "no step is printed: lines are counted",
+    ),
+    Recipe(
+        "mean loss of epochs",
+        ("loss",),
+        rf"(?i)^(?!.*?\d%\|){{row}}(?:(?={_DATED}))?[^\n]{{0,120}}?(?<![\w/])"
+        r"(?:train(?:ing)?[ _](?:mean|average|avg)[ _]loss|(?:mean|average|avg)[ _]train(?:ing)?[ _]loss)"
+        rf"{_IS}{{loss}}",
+        "a row an epoch",
+        by_epochs=True,
     ),
     Recipe(
         "parts of epochs",

@@ -43,6 +43,9 @@ RECIPES: tuple[Recipe, ...] = tuple(
 """Formats in the order in which they are preferred. The last, which go by words that many lines hold, are tried where
 no other one fits."""
 
+BY_EPOCHS = frozenset(one.name for one in RECIPES if one.by_epochs)
+"""Names of those whose rows are epochs."""
+
 
 def recognize(lines: Iterable[tuple[int, str]], *, in_words: bool = False) -> tuple[Recipe, int] | None:
     """The first format that a fair part of these lines have, and how many have it; None where none is known.

@@ -275,7 +275,8 @@ class PrintedPlaces:
     `epochs` are those that follow one of a printed length: the steps done before each, and the step of its first row.
     `counted`: whether the steps are those done since the start; not where one row of a later epoch is all there is.
     `not_finite`: numbers of these lines that no series has, as `kl` in `kl: inf`, which were finite in the first one:
-    name to the places of the rows in which they are not, from 0.
+    name to the places of the rows in which they are not, from 0. `skipped` are the places of rows in which, or behind
+    which, the log says that an update was skipped.
     """
 
     steps: Steps
@@ -285,6 +286,7 @@ class PrintedPlaces:
     epochs: tuple[tuple[int, int], ...] = ()
     counted: bool = True
     not_finite: Mapping[str, Steps] = field(default_factory=dict)
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ UNNAMED = (
     "evaluate every 100 steps, loss fn: mse",
     "tests/test_loss.py:30 loss 2.3",
     "update 30 v_loss 0.31 policy 0.2 entropy 0.1",
-    "validation: 100%|#####| 30/30 [00:03<00:00, loss=2.31]",
+    "validation:  50%|##   | 15/30 [00:03<00:00, loss=2.31]",
     "eval train loss 2.31",
     "Valid loss: 95%",
     "Validation took 2.31 s",

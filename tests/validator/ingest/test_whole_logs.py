@@ -146,3 +146,58 @@ def test_the_record_of_a_whole_run_is_no_row(tmp_path: Path) -> None:
     for metrics in (None, TrainerMetrics(reader=("hf-trainer",))):
         read = collect_dir(tmp_path, metrics=metrics).series["loss"]
         assert (len(read.steps), int(read.steps[-1])) == (12, 120)
+
+
+LONG = "a_network_with_gates_for_tables_of_many_kinds_and_columns.models.components"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "Epoch [{i}/60], Train Loss: {x}, Train L1 Loss: 0.6\n"
+        "Epoch [{i}/60], Validation Loss: {v}, Validation L1: 0.6, Smoothed Validation Loss: 10.6",
+        "[NEW BEST] Epoch #{i}: train_loss={x}, val_loss={v}, time=0.31s, remaining=1.24min",
+        "Epoch {i} - avg_train_loss: {x}  avg_val_loss: {v}  time: 20s",
+        f"2026-02-13 15:00:{{i:02}},467 - {LONG} - INFO - Epoch {{i}}/60: train_loss={{x}}, val_loss={{v}}",
+        "Epoch {i}/60\n16s - loss: {x} - acc: 0.3548 - val_loss: {v} - val_acc: 0.5060",
+        "2021-03-21 02:50:{i:02},309 - Model - INFO - Training mean loss: {x}\n"
+        "2021-03-21 02:50:{i:02},933 - Model - INFO - Eval mean loss: {v}",
+        "======== Epoch {i} / 60 ========\n Average training loss: {x}\n"
+        "Running Validation...\n Average validation loss: {v}",
+        "Epoch {i}/60   1/1 [####................]  0.0s loss={x}\n    on unseen examples: loss={v} accuracy=0.739",
+        "epoch:[ {i:3}/60 ] train step:{i}00   loss: {x} lr: 0.01\n"
+        "[12/25 14:25:57] epoch:[ {i:3}/60 ] val step:0    loss: 9.27 top1: 0.1\n[12/25 14:26:56] END epoch:{i:<3}  val loss_avg: {v} top1_avg: 0.1",
+        "Train Epoch {i}: 100%|██████████| 30/30 [00:04<00:00,  7.23it/s, Loss={x}, Dice=0.1]\n"
+        "Validate: 100%|██████████| 8/8 [00:00<00:00, 19.12it/s, Val Loss={v}, Val Dice=0.0]",
+        "Epoch {i}, Step {i}0: Reconstruction Loss=1.4, KL Loss=17.2, Total Loss={x}\nTest set: loss: {v}",
+        "Epoch {i}[16/5011]: loss:{x}, lr:0.00000, batch time:0.4156, data time:1.6631\nValidation | loss {v}",
+    ],
+)
+def test_epochs_with_the_loss_of_their_validation(tmp_path: Path, lines: str) -> None:
+    log = tmp_path / "train.log"
+    truth = [(round(loss(i), 4), round(loss(i) + 0.25, 4)) for i in range(1, 60)]
+    log.write_text("".join(lines.format(i=i, x=x, v=v) + "\n" for i, (x, v) in enumerate(truth, 1)))
+    found = collect_dir(log).series
+    assert found["loss"].values.tolist() == [x for x, _ in truth]
+    assert found["val_loss"].values.tolist() == [v for _, v in truth]
+
+
+def test_measures_beside_a_loss_are_no_loss(tmp_path: Path) -> None:
+    lines = [f"Epoch {i}/2000 train_eps_loss={loss(i):.6f} val_mae=371.8 val_rmse=595.3 lr=0.001" for i in range(50)]
+    assert "val_loss" not in last_of(tmp_path, lines)
+    lines = [
+        f"Epoch {i}: Train {loss(i):.4f}/39% (skipped, last best_loss={'inf' if i < 9 else 0.3})" for i in range(50)
+    ]
+    assert last_of(tmp_path, lines)["loss"] == (49, loss(49))
+
+
+def test_trainings_one_behind_the_other_are_told_apart_by_the_headings_of_epochs(tmp_path: Path) -> None:
+    lines = []
+    for name, epochs in (("SqueezeNet", 30), ("AlexNet", 50), ("ResNet", 20)):
+        for i in range(epochs):
+            lines += [f"{name} - Epoch {i}/{epochs - 1}", "----------", f"train Loss: {loss(i):.4f} Acc: 0.3"]
+            lines += [f"test Loss: {loss(i) + 0.2:.4f} Acc: 0.2"]
+    found = last_of(tmp_path, lines)
+    assert found["loss"] == (50, loss(49))
+    assert found["val_loss"] == (50, loss(49) + 0.2)
+    assert "diverging" not in of_folder(tmp_path / "train.log")

@@ -1,0 +1,70 @@
+"""What a training learns and loses again: states that are loaded, rewards that fall, updates that are skipped."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from validator.diagnose.engine import diagnose_run
+from validator.pipeline.inspect import inspect_record
+
+
+def losses(values: Sequence[float]) -> Iterable[str]:
+    return (f"step {i} loss {value:.4f}" for i, value in enumerate(values, 1))
+
+
+def found(folder: Path, lines: Iterable[str]) -> dict[str, str]:
+    (folder / "log.txt").write_text("\n".join(lines) + "\n")
+    return {one.code: one.severity for one in diagnose_run(inspect_record(folder / "log.txt"))}
+
+
+def test_an_older_state_that_is_loaded_again_and_again_is_named(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    calm = [0.5 + 2.2 * math.exp(-i / 25) + rng.gauss(0, 0.05) for i in range(400)]
+    again = [0.5 + 2.2 * math.exp(-(i % 120) / 25) + rng.gauss(0, 0.05) for i in range(400)]
+    assert "diverging" not in found(tmp_path, losses(calm))
+    assert found(tmp_path, losses(again))["diverging"] == "warning"
+    spikes = [value + (2.0 if i % 90 == 60 else 0.0) for i, value in enumerate(calm)]
+    assert "diverging" not in found(tmp_path, losses(spikes)), "one row, which comes back by itself"
+    assert "diverging" not in found(tmp_path, losses([value - 0.5 for value in calm])), "around 0"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "seen"),
+    [
+        ([-1.1, -1.4, -0.8, *[-2.0] * 200], True),
+        ([10 - 0.05 * i + random.Random(i).gauss(0, 0.5) for i in range(200)], True),
+        ([10 + random.Random(i).gauss(0, 0.5) for i in range(200)], False),
+        ([*[0.0] * 50, *(0.01 * i for i in range(150))], False),
+        ([0.0] * 200, False),
+    ],
+)
+def test_a_reward_that_only_falls_is_named(tmp_path: Path, rewards: list[float], seen: bool) -> None:
+    header = "ep | return | policy_loss | entropy"
+    rows = (f"{i} | {value:.3f} | {-0.5 + value / 10:.4f} | {1 / i:.3f}" for i, value in enumerate(rewards, 1))
+    assert ("diverging" in found(tmp_path, [header, *rows])) is seen
+    record = inspect_record(tmp_path / "log.txt")
+    assert record.result is not None
+    assert set(record.result.series) == {"mean_reward"}, "the entropy, which falls as a loss does, is none"
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("step={} loss=2.{} status=overflow, update not applied", True),
+        ("step={} loss=2.{}\nGradient overflow. Skipping step, loss scaler 0 reducing loss scale to 32768.0", True),
+        ("step={} loss=2.{}\nupdate skipped: gradients are not finite", True),
+        ("step={} loss=2.{} overflow=False skipped=2", False),
+        ("step={} loss=2.{}\nskipping evaluation", False),
+        ("step={} loss=2.{} no overflow", False),
+    ],
+)
+@pytest.mark.parametrize("every", [3, 40])
+def test_updates_that_are_skipped_in_words_are_counted(tmp_path: Path, line: str, seen: bool, every: int) -> None:
+    plain = "step={} loss=2.{}"
+    lines = [(line if i % every == 0 else plain).format(i, f"{900 - 2 * i:03}") for i in range(1, 241)]
+    assert found(tmp_path, lines).get("zero-grad") == ("warning" if seen and every == 3 else None)
