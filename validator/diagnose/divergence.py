@@ -130,12 +130,12 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
             )
             return
         if is_reward(name) and (fallen := _fallen(series.values[np.isfinite(series.values)])) is not None:
-            begins, ends = map(format_number, fallen)
+            was, is_now = map(format_number, fallen)
             yield _diverges(
-                f"{name} falls from {begins} to {ends}: what the agent does becomes worse.",
+                f"{name} falls from {was} to {is_now}: what the agent does becomes worse.",
                 "warning",
                 series,
-                f"medians of the first and the last rows of {name}: {begins}, {ends}",
+                f"medians of the first and the last rows of {name}: {was}, {is_now}",
             )
             return
 
@@ -175,7 +175,7 @@ def learning_rate_jumps(run: RunFacts) -> Iterator[Diagnosis]:
 @rule("diverging", "warning", of="run")
 def learning_taken_back(run: RunFacts) -> Iterator[Diagnosis]:
     """A loss that rises from one row to the next by half of what it had fallen, and stays there for some rows, again
-    and again: an older state is loaded, or the model begins anew."""
+    and again: an older state is loaded, or the model starts again from nothing."""
     loss = run.series("loss")
     finite = None if loss is None else np.isfinite(loss.values)
     of_agent = any(is_reward(name) or _AGENT.search(name) for name in run.result.series)
@@ -204,7 +204,7 @@ def learning_taken_back(run: RunFacts) -> Iterator[Diagnosis]:
     was, then = format_number(float(before[rows[-1]])), format_number(float(behind[rows[-1]]))
     yield _diverges(
         f"The loss jumps back by half or more of what it had fallen at steps {shown}, the "
-        f"last time from {was} to {then}, as where an older state is loaded or the model begins anew.",
+        f"last time from {was} to {then}, as where an older state is loaded or the model starts again from nothing.",
         "warning",
         loss,
         f"medians of {_BEFORE_ROWS} rows before and {_BEHIND_ROWS} from step {steps[rows[-1] + _BEFORE_ROWS]} on: "

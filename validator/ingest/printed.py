@@ -137,7 +137,7 @@ class PrintedRows:
         self._add(number, printed)
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Count rows anew where a heading says that the first epoch begins again: another training."""
+        """Count rows from 1 where a heading says that the first epoch begins again: another training."""
         if epoch < min(self._epoch, 2):
             self.counter.begin_again()
         self._epoch = epoch

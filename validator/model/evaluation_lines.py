@@ -66,6 +66,7 @@ _OF_AGENT = re.compile(r"(?i)(?<![a-z])(?:policy|reward|returns?|entropy|pg_loss
 _SHORT = re.compile(rf"(?i)(?<![\w/.-])(?P<of>v)_?(?P<what>loss){_IS}{_VALUE}")
 """`v_loss`, which is the loss of the value in a line about an agent."""
 
+_TRAINING = re.compile(r"(?i)(?<![a-z])train")
 _OF_A_BATCH = re.compile(rf"(?i){_ALL}[ _-]?(?:step|batch|iter)\W{{0,3}}\d")
 """`val step:0`, of one batch of an evaluation, if it is no step of the training."""
 
@@ -118,7 +119,7 @@ def evaluation_in(line: str) -> Evaluation | None:
 def evaluation_instead(printed: Printed | None, line: str) -> Evaluation | None:
     """The evaluation that a line is about, where a pattern for steps did not read the line, or took it for a step."""
     shown = {} if printed is None else printed.values
-    if shown and ("val_loss" in shown or "loss" not in shown):
+    if shown and ("val_loss" in shown or "loss" not in shown or _TRAINING.search(line)):
         return None
     found = evaluation_in(line)
     same = found is not None and repr(shown.get("loss", found.loss)) == repr(found.loss)  # NaN is not equal to itself

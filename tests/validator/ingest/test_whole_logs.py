@@ -166,7 +166,8 @@ LONG = "a_network_with_gates_for_tables_of_many_kinds_and_columns.models.compone
         "Running Validation...\n Average validation loss: {v}",
         "Epoch {i}/60   1/1 [####................]  0.0s loss={x}\n    on unseen examples: loss={v} accuracy=0.739",
         "epoch:[ {i:3}/60 ] train step:{i}00   loss: {x} lr: 0.01\n"
-        "[12/25 14:25:57] epoch:[ {i:3}/60 ] val step:0    loss: 9.27 top1: 0.1\n[12/25 14:26:56] END epoch:{i:<3}  val loss_avg: {v} top1_avg: 0.1",
+        "[12/25 14:25:57] epoch:[ {i:3}/60 ] val step:0    loss: 9.27 top1: 0.1\n"
+        "[12/25 14:26:56] END epoch:{i:<3}  val loss_avg: {v} top1_avg: 0.1",
         "Train Epoch {i}: 100%|██████████| 30/30 [00:04<00:00,  7.23it/s, Loss={x}, Dice=0.1]\n"
         "Validate: 100%|██████████| 8/8 [00:00<00:00, 19.12it/s, Val Loss={v}, Val Dice=0.0]",
         "Epoch {i}, Step {i}0: Reconstruction Loss=1.4, KL Loss=17.2, Total Loss={x}\nTest set: loss: {v}",
