@@ -103,6 +103,21 @@ def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
     )
 
 
+@rule("repeated-data", "info", of="run")
+def same_on_every_rank(run: RunFacts) -> Iterator[Diagnosis]:
+    """Rank 1 prints the losses of rank 0 to the last digit: they are averaged, or both ranks have the same data."""
+    rows, loss = run.evidence.same_losses, run.series("loss")
+    if not run.training or loss is None or rows < _SMOOTH_ROWS:
+        return
+    yield Diagnosis(
+        f"Rank 1 prints the same losses as rank 0, to the last digit of all {rows:,} rows: they are averaged over the "
+        "ranks, or both have the same samples.",
+        because=[evidence(f"{rows} rows of two ranks are equal", loss.source.path)],
+        next_step="Print each rank's own loss, or what its first samples are, once: where they are the same, give each "
+        "rank its part of the data (DistributedSampler, set_epoch, a seed that depends on the rank).",
+    )
+
+
 def learned_by_heart(run: RunFacts) -> _ByHeart | None:
     """Whether the loss nearly vanishes while that of the validation ends no better than half of the training's first,
     and stays where it was or rises; None where there is no validation, or it does not say so."""

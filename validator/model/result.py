@@ -327,6 +327,7 @@ class RunEvidence:
         arrivals: source to (steps `[n]`, seconds `[n]`): when each step had arrived, by the supervisor's clock.
         step_times_s: steps `[n]`, and the Unix time `[n]` at which each ended, by the lowest rank's heartbeat.
         resumed_s: first record of each process of rank 0 after the first, Unix seconds.
+        same_losses: rows in which rank 1 prints what rank 0 does, where that is all of them.
         heartbeats: rank to how far it came.
         samples: the machine during the run, that of rank 0 where there are several; `node_samples` those of the others.
         counted: errors that links and memories counted during the run, by node; empty where nobody counted.
@@ -354,6 +355,7 @@ class RunEvidence:
     arrivals: Mapping[str, tuple[Steps, Floats]] = field(default_factory=dict)
     step_times_s: tuple[Steps, Floats] | None = None
     resumed_s: tuple[float, ...] = ()
+    same_losses: int = 0
     heartbeats: Mapping[int, RankProgress] = field(default_factory=dict)
     samples: Samples | None = None
     node_samples: Mapping[str, Samples] = field(default_factory=dict)

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.validator.ingest.folders import outcome, spec
 from validator.diagnose.engine import diagnose_run
+from validator.ingest import collect_run
+from validator.model.record import RunRecord
+from validator.model.runbook import TrainerMetrics
 from validator.pipeline.inspect import inspect_record
 
 
@@ -68,3 +72,19 @@ def test_updates_that_are_skipped_in_words_are_counted(tmp_path: Path, line: str
     plain = "step={} loss=2.{}"
     lines = [(line if i % every == 0 else plain).format(i, f"{900 - 2 * i:03}") for i in range(1, 241)]
     assert found(tmp_path, lines).get("zero-grad") == ("warning" if seen and every == 3 else None)
+
+
+@pytest.mark.parametrize(("seed", "seen"), [(0, True), (1, False)])
+def test_ranks_that_print_the_same_losses_are_named(tmp_path: Path, seed: int, seen: bool) -> None:
+    def printed(rank_seed: int) -> str:
+        rng = random.Random(rank_seed)
+        return "".join(f"step {i} loss {2 + 2 / i + rng.gauss(0, 0.1):.5f}\n" for i in range(1, 101))
+
+    for rank, own in enumerate((0, seed)):
+        log = tmp_path / f"logs/ranks/job/attempt_0/{rank}/stdout.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(printed(own))
+    given = spec(nproc=2, metrics=TrainerMetrics(stdout="step {step} loss {loss}"))
+    result = collect_run(given, run_dir=tmp_path, outcome=outcome())
+    codes = {one.code: one.severity for one in diagnose_run(RunRecord(given, outcome(), result))}
+    assert codes.get("repeated-data") == ("info" if seen else None)
