@@ -9,6 +9,7 @@ import numpy as np
 
 from validator.ingest import logs
 from validator.ingest.clock import ARRIVALS_FILE
+from validator.ingest.read_log import ReadLog
 from validator.ingest.readers import FoundFiles, find_files
 from validator.ingest.readers.read import read_files
 from validator.ingest.result_builder import ResultBuilder
@@ -58,7 +59,20 @@ def printed_table(state: ResultBuilder, found: logs.LogFiles, pattern: str) -> S
     if not texts:
         state.read_log.note("missing-file", "there is no log of what rank 0 printed", state.out / "logs")
         return None
-    return logs.series_in(texts, pattern, state.read_log, **how, arrivals=arrivals)
+    table = logs.series_in(texts, pattern, state.read_log, **how, arrivals=arrivals)
+    state.evidence.same_losses = _same_losses(state, found, pattern, table)
+    return table
+
+
+def _same_losses(state: ResultBuilder, found: logs.LogFiles, pattern: str, table: StepTable | None) -> int:
+    """Rows in which rank 1 prints the losses that rank 0 does, to the last digit; 0 unless these are all."""
+    other, own = found.rank_out.get(1), None if table is None else table.columns.get("loss")
+    if other is None or own is None:
+        return 0
+    beside = logs.series(other, pattern, ReadLog(state.read_log.root))
+    theirs = None if beside is None else beside.columns.get("loss")
+    same = theirs is not None and all(map(np.array_equal, own, theirs))
+    return len(own[0]) if same and len(np.unique(own[1])) > 1 else 0
 
 
 def with_text_log(state: ResultBuilder, found: logs.LogFiles) -> logs.LogFiles:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from validator.files import is_file, open_file
 from validator.ingest import logs
 from validator.ingest import result_builder as derived
@@ -24,7 +22,7 @@ from validator.ingest.named import (
 )
 from validator.ingest.other_programs import log_folders
 from validator.ingest.ranks import fill_from_rank_0, read_heartbeats, reading
-from validator.ingest.read_log import CLOCK_SLACK_S, ReadLog, age_before, printable
+from validator.ingest.read_log import CLOCK_SLACK_S, age_before, printable
 from validator.ingest.result_builder import ResultBuilder
 from validator.ingest.table import StepTable, names_in, read_table
 from validator.ingest.telemetry import (
@@ -147,18 +145,6 @@ def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
     table = printed_table(state, found, state.metrics.stdout)
     if table is not None:
         state.add_printed(table)
-        state.evidence.same_losses = _same_losses(state, found, table)
-
-
-def _same_losses(state: ResultBuilder, found: logs.LogFiles, table: StepTable) -> int:
-    """Rows in which rank 1 prints the losses that rank 0 does, to the last digit; 0 unless these are all."""
-    other, own = found.rank_out.get(1), table.columns.get("loss")
-    if other is None or own is None or state.metrics.stdout is None:
-        return 0
-    beside = logs.series(other, state.metrics.stdout, ReadLog(state.read_log.root))
-    theirs = None if beside is None else beside.columns.get("loss")
-    same = theirs is not None and all(map(np.array_equal, own, theirs))
-    return len(own[0]) if same and len(np.unique(own[1])) > 1 else 0
 
 
 def _read_known_format(state: ResultBuilder) -> None:
