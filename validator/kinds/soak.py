@@ -11,7 +11,7 @@ from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, Trai
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
-from validator.stats.crowding import others_in
+from validator.stats.crowding import others_held, others_in
 from validator.text import format_duration, format_number
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ _MIN_SLOW_DOWN = 5.0
 
 _CLEAR = 2.0
 """Times the limit, from which a fall is never taken for what a rate varies by."""
+
+_BY_OTHERS_PCT = 25.0
+"""A fall below this may be that of what other programs leave, where they crowd the CPU all along."""
 
 _LONGER = 3
 """Times as many steps, which show whether a rate comes back."""
@@ -139,6 +142,11 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
     end, before = (float(fall.from_step), math.inf), (-math.inf, float(fall.from_step - 1))
     if (others := others_in(series, slow=end, fast=before)) is not None:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
+        return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
+    if lost < _BY_OTHERS_PCT and (held := others_held(series, within=(-math.inf, math.inf), cores=None)) is not None:
+        why = (
+            f"other programs used {format_number(held.pct)} % of the machine's CPU all along, and may leave less of it"
+        )
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
     if _level_by_tokens(run, limit):
         why = "the tokens/s that the trainer prints do not fall"

@@ -420,6 +420,20 @@ def test_a_slow_down_while_others_use_the_cpu_is_not_the_machines(
     assert ("other programs used 20 % of the machine's CPU then" in found.message) is (status == "INCONCLUSIVE")
 
 
+@pytest.mark.parametrize(("slower", "status"), [(1.15, "INCONCLUSIVE"), (1.6, "FAIL")])
+def test_a_fall_beside_others_that_crowd_the_cpu_all_along_may_be_theirs(slower: float, status: str) -> None:
+    """What they leave changes; a fall of a third and more is too much for that."""
+    times = ar1(300, cv=0.005) * np.where(np.arange(300) < 200, 1.0, slower)
+    sampled = {
+        f"telemetry.{name}": series(f"telemetry.{name}", np.full(300, pct), unit="%")
+        for name, pct in (("host_cpu_pct", 99.0), ("host_other_cpu_pct", 60.0))
+    }
+    runs = [run_record("baseline", found=result(times=times, series=sampled))]
+    found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
+    assert found.status == status
+    assert ("60 % of the machine's CPU all along" in found.message) is (status == "INCONCLUSIVE")
+
+
 def test_a_long_run_whose_rate_nothing_tells_is_not_failed_for_it() -> None:
     runs = [run_record("baseline", found=result(without=["toks_per_s", "step_time_s"]))]
     found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
