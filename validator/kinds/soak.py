@@ -11,7 +11,7 @@ from validator.kinds.base import Found, ImplicitCriterion, JudgedRun, Seen, Trai
 from validator.model.expression import Binary, ExpressionError, Number, parse_criterion, references
 from validator.model.runbook import Runbook
 from validator.model.training_phases import SoakPhase
-from validator.stats.crowding import others_held, others_in
+from validator.stats.crowding import others_in, others_throughout
 from validator.text import format_duration, format_number
 
 if TYPE_CHECKING:
@@ -143,9 +143,9 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
     if (others := others_in(series, slow=end, fast=before)) is not None:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
-    if lost < _BY_OTHERS_PCT and (held := others_held(series, within=(-math.inf, math.inf), cores=None)) is not None:
+    if lost < _BY_OTHERS_PCT and (all_along := others_throughout(series)) is not None:
         why = (
-            f"other programs used {format_number(held.pct)} % of the machine's CPU all along, and may leave less of it"
+            f"other programs used {format_number(all_along)} % of the machine's CPU all along, and may leave less of it"
         )
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
     if _level_by_tokens(run, limit):

@@ -47,6 +47,12 @@ def others_in(series: Mapping[str, Series], *, slow: Stretch, fast: Stretch) -> 
     return None if before and mean < _mean_pct(before) + OTHERS_PCT else mean
 
 
+def others_throughout(series: Mapping[str, Series]) -> float | None:
+    """Per cent of all cores that other programs used in a run; None unless they crowd most of its samples."""
+    samples = _samples(series)
+    return _mean_pct(one.others for one in samples) if _crowd(samples, OTHERS_PCT) else None
+
+
 class Others(NamedTuple):
     """CPU that other programs used, in percent of all cores, and how many times as fast a run may be without them."""
 
