@@ -7,7 +7,6 @@ here, for every format alike: `Validation: loss = 2.31`, `Loss on the test set: 
 from __future__ import annotations
 
 import re
-from statistics import median
 from typing import NamedTuple
 
 from validator.model.pattern import NUMBER, Printed, parse_number
@@ -145,4 +144,5 @@ def _are_batches(found: list[tuple[int, Evaluation]]) -> bool:
     said: dict[int, set[float]] = {}
     for place, one in found:
         said.setdefault(place, set()).add(one.loss)
-    return median(map(len, said.values())) > _MOST_AT_ONCE
+    counts = sorted(map(len, said.values()))
+    return counts[(len(counts) - 1) // 2] > _MOST_AT_ONCE
