@@ -60,7 +60,7 @@ _LOSS = (
 _TOTAL_OF_PARTS = (
     r"^(?!.*?(?:^|[|,;:)\]\d-]\s{0,4})(?:train(?:ing)?[ _])?loss\b)(?=.*?\bloss\b.*?(?<![\w/])total[ _]loss\b).*?"
 )
-"""A line with a total behind other losses, of which none has no other name."""
+"""A total behind its parts: each loss of the line has another word before it."""
 
 _OTHER_NAMES = (
     _NAME
