@@ -190,7 +190,6 @@ def learning_taken_back(run: RunFacts) -> Iterator[Diagnosis]:
     before = np.median(windows(values, _BEFORE_ROWS), axis=1)[:-_BEHIND_ROWS]
     behind = np.median(windows(values[_BEFORE_ROWS:], _BEHIND_ROWS), axis=1)
     at_once = values[_BEFORE_ROWS : _BEFORE_ROWS + len(behind)]
-    before = before[: len(behind)]
     begins = float(np.median(values[:_BEHIND_ROWS]))
     learned = begins - before
     scatter = float(np.median(np.abs(np.diff(values))))
