@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from nsa import train
+from nsa.bytecode import keep_bytecode
 from nsa.interrupt import answer_ctrl_c, answer_while_starting, leave_at_ctrl_c
 
 __all__ = ["main"]
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options, arguments = words[:at], words[at + 2 :]
     _one_thread_each(options)
+    keep_bytecode()
     from torch.distributed.run import main as torchrun
 
     import nsa.assemble

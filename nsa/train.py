@@ -13,10 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nsa.bytecode import keep_bytecode
 from nsa.interrupt import answer_while_starting
 
 if __name__ == "__main__":
     answer_while_starting()
+    keep_bytecode()
 
 from nsa.config import ConfigError, SetupError, UnreachableError
 from nsa.outdir import claim_out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from tests.nsa.conftest import Train
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_effective_configuration_says_what_was_changed(tmp_path: Path, train: Train, capsys: Any) -> None:
@@ -153,3 +156,29 @@ def test_ranks_that_do_not_find_each_other_are_said(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert train(tmp_path, "--steps", "2", "--ddp-timeout-s", "1") == 2
     assert "rank 0 of WORLD_SIZE=2 found no process group (ddp_timeout_s=1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("own", "setting", "kept"),
+    [
+        (False, {"PYTHONDONTWRITEBYTECODE": "1"}, True),
+        (True, {"PYTHONDONTWRITEBYTECODE": "1"}, False),
+        (False, {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "mine"}, False),
+        (False, {}, False),
+    ],
+    ids=["an image without", "torch has its own", "the user's cache", "Python may write"],
+)
+def test_bytecode_is_kept_where_torch_has_none(tmp_path: Path, own: bool, setting: dict[str, str], kept: bool) -> None:
+    torch = tmp_path / "site" / "torch" / "__init__.py"
+    torch.parent.mkdir(parents=True)
+    torch.write_text("word = 1\n")
+    if own:
+        py_compile.compile(str(torch))
+    before = set(torch.parent.rglob("*.pyc"))
+    env = os.environ | setting | {"PYTHONPATH": f"{torch.parents[1]}:{ROOT}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    code = "from nsa.bytecode import keep_bytecode; keep_bytecode(); import torch"
+    subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, check=True)
+    cached = list((tmp_path / "cache" / "nsa" / "bytecode").rglob("site/torch/*.pyc"))
+    assert bool(cached) == kept
+    written_beside = set(torch.parent.rglob("*.pyc")) - before
+    assert bool(written_beside) == (not setting), "only what Python itself may write"
