@@ -18,7 +18,7 @@ from validator.model.catalogue import MIN_REPEATS
 from validator.model.verdict import Needed, Status
 from validator.stats.estimate import Estimate, combine, without_negatives
 from validator.stats.window import SteadyWindow
-from validator.text import format_distinct, format_interval, format_number, format_percent
+from validator.text import format_distinct, format_interval, format_number, format_percent, listed
 
 WORDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below", "==": "equal to", "!=": "different from"}
 
@@ -146,10 +146,13 @@ def _open(
     if ended is not None:  # more runs like it would not show how slow it becomes
         message = f"The interval of {text} holds the bound {bound}, and the run ended slower than it began: {ended}."
         return Decided("INCONCLUSIVE", message, ends, margin)
-    if _factor(difference) > _HOPELESS:
-        message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, terms)}."
-        return Decided("INCONCLUSIVE", message, ends, margin)
     needed, clause = terms.needs() or (None, None)
+    if _factor(difference) > _HOPELESS and clause is None:
+        if needed is None or not needed.steps:
+            message = f"The interval of {text} holds the bound {bound}; {_what_decides(difference, terms)}."
+            return Decided("INCONCLUSIVE", message, ends, margin)
+        # The value of so short a phase moves first.
+        clause = f"about {listed([f'{n:,} steps of {phase}' for phase, n in needed.steps.items()])} would show more"
     message = f"The interval of {text} holds the bound {bound}; {clause or _what_decides(difference, terms)}."
     return Decided("INCONCLUSIVE", message, ends, margin, "interval", needed)
 

@@ -22,6 +22,9 @@ _SURE = 0.9
 _MOST = 20.0
 """Times as many steps as a phase has, beyond which nobody runs it."""
 
+_AT_ONCE = 4.0
+"""Times as many steps as are asked for at once: they halve the interval, and behind more of them the value moves."""
+
 _SECOND = NormalDist().inv_cdf((1 + SECOND_LEVEL) / 2) / NORMAL_975
 """Width of an interval in a second look over that in the first."""
 
@@ -53,9 +56,10 @@ def needed(distance: float, shares: Sequence[Share], *, own: str) -> Needed:
         own: the phase whose criterion it is.
     """
     steps = min(_longer(_SURE * abs(distance), shares), key=lambda one: _cost(one, shares), default={})
-    sure = bool(steps)
-    if not sure:  # where most of the width is that of one short phase, its value is the first that will move
-        steps = _first_of_all(shares)
+    most = {one.phase: _round_up(_AT_ONCE * one.steps) for one in shares if one.steps}
+    sure = bool(steps) and all(count <= most[phase] for phase, count in steps.items())
+    # Where most of the width is that of one short phase, its value is the first that will move.
+    steps = {phase: min(count, most[phase]) for phase, count in (steps or _first_of_all(shares)).items()}
     widest = max((one.between for one in shares if one.steps), default=0.0)
     few = [one.phase for one in shares if one.steps and one.runs < MIN_REPEATS and 0 < widest <= 2 * one.between]
     repeats = {} if steps else dict.fromkeys(few, MIN_REPEATS)

@@ -278,7 +278,7 @@ def next_command(report: ValidationReport, run_dir: Path, step: NextStep | None 
             return f"tail -n 50 {shell_path(run_dir / run.log)}"
     if phase.status == "FAIL" and phase.runs and phase.runs[0].out and phase.runs[0].metrics:
         return f"validator inspect {shell_path(run_dir / phase.runs[0].out)}"
-    others, sets = _more_steps(phase, report.runbook.max_steps)
+    others, sets = _more_steps(phase, report)
     return _run_again(report, run_dir, sets) if vetoed else _run_again(report, run_dir, sets, (phase.id, *others))
 
 
@@ -313,21 +313,22 @@ def _quoted(text: str) -> str:
     return shlex.quote(one_line(text))
 
 
-def _more_steps(phase: PhaseReport, most: int | None) -> tuple[tuple[str, ...], dict[str, int]]:
+def _more_steps(phase: PhaseReport, report: ValidationReport) -> tuple[tuple[str, ...], dict[str, int]]:
     """The steps, or repeats, that would decide it, and the other phases that they are of.
 
     Where they are not known, twice as many: as many as before would be too few again. Repeats where the trainer does
-    no more than `most` steps.
+    no more steps. A phase with a criterion on its number of steps keeps that number.
     """
+    most = report.runbook.max_steps
     if most is not None and _wanted_steps(phase) > most:
         return (), {f"{phase.id}.repeats": max(MIN_REPEATS, 2 * len(phase.runs))}
+    counted = {one.id for one in report.phases if any("steps.done" in item.text for item in one.criteria)}
     needed, repeats = _needed(phase)
-    settings = {f"{name}.steps": count for name, count in needed.items()}
+    settings = {f"{name}.steps": count for name, count in needed.items() if name not in counted}
     settings |= {f"{name}.repeats": count for name, count in repeats.items()}
-    counted = any("steps.done" in criterion.text for criterion in phase.criteria)
-    if settings and not counted:
+    if settings:
         return tuple(dict.fromkeys(name for name in (*needed, *repeats) if name != phase.id)), settings
-    twice = 0 if counted else _wanted_steps(phase)
+    twice = 0 if phase.id in counted or needed else _wanted_steps(phase)
     return (), {f"{phase.id}.steps": twice} if twice else {}
 
 

@@ -147,6 +147,17 @@ def test_a_soak_is_not_extended_where_the_baseline_is_what_is_uncertain() -> Non
     assert "most of its width is that of baseline, and about 500 steps of baseline (it had 150)" in found.message
 
 
+@pytest.mark.parametrize("level", [0.9, 0.95, 1.0])  # the second on its bound
+def test_no_more_than_four_times_the_steps_are_asked_for_at_once(level: float) -> None:
+    """It asked for 4,000 steps in place of 200, where 800 decided it: with more rows the value moves, too."""
+    baseline = _noisy(150, level=1.0, seed=1, cv=0.5)
+    found = verdict(_long(baseline, level * _noisy(3000, level=1.0, seed=2))[0], "1")
+    assert found.status == "INCONCLUSIVE"
+    assert found.needed is not None
+    assert 150 < found.needed.steps["baseline"] <= 600
+    assert "would show more" in found.message
+
+
 def test_a_soak_that_one_more_run_would_leave_open_is_left_as_it_is() -> None:
     report, extension = _long(_noisy(12000, level=1.0, seed=1), 1.08 * _noisy(600, level=1.0, seed=2))
     needed = verdict(report, "1").needed

@@ -247,6 +247,17 @@ def test_the_next_step_names_the_phase_that_is_too_short() -> None:
     assert next_command(report, Path("reports/x"), step) == command
 
 
+def test_a_phase_that_counts_its_own_steps_leaves_those_of_another_to_be_named() -> None:
+    """The text named 800 steps for the baseline, and the command repeated what had been run."""
+    report = too_short("interval")
+    (phase,) = report.phases
+    more = phase.criteria[1].model_copy(update={"needed": Needed(steps={"warm-base": 800, "baseline": 600})})
+    criteria = (pieces.verdict("baseline.2", "steps.done == 300"), more)
+    report = report.model_copy(update={"phases": (phase.model_copy(update={"criteria": criteria}),)})
+    command = next_command(report, Path("reports/x"), build_page(report).next_step)
+    assert command.endswith("--only baseline --only warm-base --set baseline.steps=300 --set warm-base.steps=800")
+
+
 def test_a_run_that_was_made_shorter_is_to_have_all_its_steps() -> None:
     report = too_short("rows", declared="loss.last <= 0.668")
     (phase,) = report.phases
