@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -116,26 +116,9 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
     if pattern is None:
         return None
     if not pattern.endswith("{val_loss}"):
-        own = _own_validation(forms, parts, pattern.partition("{loss}")[0])
-        return f"{pattern}|{own}" if own and "{val_loss}" not in pattern else pattern
+        return pattern
     without = any(form[:2] == parts[:2] for form in forms if form != parts)  # lines between two evaluations
     return pattern.partition("{loss}")[0] + "{loss}" if without else pattern
-
-
-def _own_validation(
-    forms: Mapping[tuple[str, ...], list[list[str]]], beside: tuple[str, ...], before_loss: str
-) -> str | None:
-    """A pattern for the commonest lines with a loss of the validation that are not of the form `beside`, in which
-    `before_loss` stands before the loss."""
-    said: dict[tuple[str, ...], int] = {}
-    for form, rows in forms.items():
-        places = [place for place, part in enumerate(form[:-1]) if _is_validation(part, before_loss)]
-        if len(rows) > 1 and places and form[:2] != beside[:2] and not _NO_LAST.search(form[places[0]]):
-            said[form] = places[0]
-    if not said:
-        return None
-    chosen = max(said, key=lambda form: len(forms[form]))
-    return _spelled(chosen, list(zip(*forms[chosen], strict=True)), {said[chosen]: "{val_loss}"})
 
 
 def _by_rows(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: re.Pattern[str]) -> str | None:

@@ -10,8 +10,6 @@ LINE = r"^(?:\[(?:rank|default)?\d+\]: ?|\d+: )?"
 _UNIT = r"(?: [A-Za-z]{2,5}\b)?"
 """Behind a loss: BPC, bits, nats."""
 _OF_NANOGPT = rf"|\bstep {{step}}: train loss {{eval_train_loss}}{_UNIT}, val loss {{val_loss}}"
-_OF_METERS = r"|\bTest: +\[ *\d+/\d+\].*?\s[lL]oss:? +\S+ \( *{val_loss}\)"
-"""Rows of an evaluation by the meters of the ImageNet example, timm and Swin: the mean of its batches so far."""
 
 
 class Recipe(NamedTuple):
@@ -164,7 +162,7 @@ KNOWN: tuple[Recipe, ...] = (
         ("time",),
         r"(?i)(?:Epoch|Train): \[{epoch}(?:/\d+)?\]\[ *{step}/{steps_per_epoch}\]"
         r"(?=(?:.*?\sData(?:[ _]?time)?:? +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)"
-        r".*?\sTime:? +{own_step_time_s} \(.*?\sLoss:? +{loss} \(" + _OF_METERS,
+        r".*?\sTime:? +{own_step_time_s} \(.*?\sLoss:? +{loss} \(",
         "the time is that of one step, the wait for data a running mean since the epoch's start",
     ),
     Recipe(
@@ -306,7 +304,7 @@ KNOWN: tuple[Recipe, ...] = (
         "timm",
         ("train:",),
         r"Train: {epoch} \[ *{step}/{steps_per_epoch} +\( *\d+%\)\] +Loss: +{loss} .*?Time: {own_step_time_s}s,"
-        r"(?=(?:.*? Data: +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)" + _OF_METERS,
+        r"(?=(?:.*? Data: +[\d.e+-]+ \( *{mean_dt_fetch_s}\))?)",
         "the time is that of one step, the wait for data a running mean since the epoch's start",
     ),
     Recipe(

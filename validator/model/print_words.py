@@ -348,8 +348,7 @@ GENERAL: tuple[Recipe, ...] = (
         Recipe(
             name,
             words,
-            rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}{_EPOCH}{_step(names)}{_VALUES}"
-            rf"|^val(?:idation)? loss:? {{val_loss}}\s*$|^\W{{0,4}}{_OTHER}\b[^\n]{{0,60}}?{_VAL_LOSS}",
+            rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}{_EPOCH}{_step(names)}{_VALUES}",
             "recognized by the words in it; give a pattern where it is mistaken",
         )
         for name, names, words in _STEPS
@@ -373,8 +372,7 @@ GENERAL: tuple[Recipe, ...] = (
         + ".*?"
         + "".join(rf"(?<!{word}[ _])" for word in ("val", "valid", "validation", "eval", "evaluation", "test", "dev"))
         + r"(?:\b|(?<=train_)|(?<=avg_)|(?<=average_)|(?<=mean_))loss\W+{loss}"
-        + _optional(_VAL_LOSS, needs="(?:val|dev|test)")
-        + rf"|^{_BY_LOGGER}\W*{_OTHER}\W+epoch\W*\d+\b(?!\.\d).*?(?:\b|_)loss\W+{{val_loss}}",
+        + _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
         "a row an epoch",
         by_epochs=True,
     ),

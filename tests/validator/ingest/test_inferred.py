@@ -45,13 +45,15 @@ def test_without_a_step_each_line_that_names_a_loss_is_one() -> None:
     assert inferred_pattern(lines) == r"{row}train\s+loss:\s+{loss}"
 
 
-def test_a_loss_of_the_validation_in_a_line_of_its_own_belongs_to_the_row_before() -> None:
+def test_a_loss_of_the_validation_in_a_line_of_its_own_is_no_part_of_the_pattern(tmp_path: Path) -> None:
+    """It is read by its words in every format (`evaluation_lines`)."""
     lines = []
     for i in range(12):
         lines += [f"Epoch {i + 1}/12", f"Training loss: {fall(i):.3f}", f"Validation loss: {fall(i) + 0.1:.3f}"]
-    assert inferred_pattern(lines) == r"{row}Training\s+loss:\s+{loss}|Validation\s+loss:\s+{val_loss}"
-    best = [line.replace("Validation", "Best validation") for line in lines]
-    assert inferred_pattern(best) == r"{row}Training\s+loss:\s+{loss}"
+    assert inferred_pattern(lines) == r"{row}Training\s+loss:\s+{loss}"
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    values = collect_dir(tmp_path).series["val_loss"].values
+    assert values.tolist() == [pytest.approx(fall(i) + 0.1, abs=1e-3) for i in range(12)]
 
 
 @pytest.mark.parametrize(
