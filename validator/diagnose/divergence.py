@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from validator.diagnose.repeated_data import learned_by_heart
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
+from validator.model.loss_parts import is_opposed
 from validator.model.result import Floats, Series
 from validator.stats.means import fell
 from validator.text import format_number
@@ -58,6 +60,9 @@ _AGENT = re.compile(r"(?i)polic[iy]|value_loss|explained_var|advantage|(?<![a-z]
 """Names beside the loss of an agent."""
 
 _EXPLODED = 100.0
+
+_APART, _WIDE = 5.0, 1000.0
+"""Times its median of the first quarter at which a loss ends that another one works against, or that is of an agent."""
 
 
 def is_reward(name: str) -> bool:
@@ -136,6 +141,30 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
                 "warning",
                 series,
                 f"medians of the first and the last rows of {name}: {was}, {is_now}",
+            )
+            return
+
+
+@rule("diverging", "warning", of="run")
+def one_side_runs_away(run: RunFacts) -> Iterator[Diagnosis]:
+    """Of losses that work against each other one that rises to the end, to several times what it was: the other side
+    wins. A loss of values grows with what an agent earns, and has to grow a thousandfold."""
+    if not run.training or run.series("loss") is not None:
+        return
+    for name, series in run.result.series.items():
+        values = series.values[np.isfinite(series.values)]
+        if not is_opposed(name) or len(values) < _MANY_ROWS:
+            continue
+        parts = [float(np.median(part)) for part in np.array_split(values, 8)]
+        was = float(np.median(values[: len(values) // 4]))
+        times = _WIDE if _AGENT.search(name) else _APART
+        if was > 0 and parts[-1] >= times * was and all(one < two for one, two in pairwise(parts[3:])):
+            begins, ends = format_number(was), format_number(parts[-1])
+            yield _diverges(
+                f"{name} rises to the end, from {begins} to {ends}, and works against another loss: one side wins.",
+                "warning",
+                series,
+                f"medians of the first quarter and of the last eighth of {name}: {begins}, {ends}",
             )
             return
 

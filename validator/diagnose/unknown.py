@@ -11,6 +11,7 @@ from validator.judge.config import obeyed_text, unreported
 from validator.judge.data import by_own_word
 from validator.model.arguments import is_seed, may_show_at_first, settings_in, stated_tokens
 from validator.model.catalogue import METRICS
+from validator.model.loss_parts import is_opposed
 from validator.model.settings import flat_name
 from validator.stats.clock import FITS, OWN_WORD
 from validator.stats.means import fell
@@ -70,17 +71,19 @@ def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
     if not run.training or run.failed or not run.result.series:
         return
     timed = [rank for rank, own in run.result.rank_series.items() if "compute_time_s" in own]
+    parts = list(filter(is_opposed, run.result.series))
     missing = [
         text
         for text, lacks in (
             ("stragglers: fewer than two ranks report compute_time_s", run.world_size > 1 and len(timed) < 2),
-            ("NaN, divergence and zero losses: no loss", run.series("loss") is None),
+            ("NaN, divergence and zero losses: no loss", run.series("loss") is None and not parts),
+            (f"whether {listed(parts)} fall, for they work against each other", run.series("loss") is None and parts),
             ("steadiness and pauses: no rate and no time per step", run.times is None and run.timed),
         )
         if lacks
     ]
     if missing:
-        falling = [] if run.series("loss") is not None else _that_fall(run)
+        falling = [] if parts or run.series("loss") is not None else _that_fall(run)
         named = f" One of these falls as a loss does: {listed(falling)}; trainer.metrics.names says so (loss: ITS KEY)."
         yield Diagnosis(
             f"Not judged, since the trainer does not write it: {'; '.join(missing)}.",

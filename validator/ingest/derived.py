@@ -14,6 +14,7 @@ from validator.ingest.clock import Arrivals
 from validator.ingest.coarse import COARSE, Paced, apart, pace, resolution
 from validator.ingest.rows import Column
 from validator.model.columns import NO_SERIES, TOTALS
+from validator.model.loss_parts import summed_parts
 from validator.model.result import CoarseClock, Floats, Steps
 
 _CLOCKS = ("elapsed_s", "mean_step_time_s", "timestamp")
@@ -69,6 +70,20 @@ def clocks(found: Mapping[str, Column]) -> dict[str, Column]:
                 made.setdefault(kind, seconds)
     if "elapsed_s" in made and "step_time_s" not in made and _falls(made["elapsed_s"][1]):
         made["step_time_s"] = made.pop("elapsed_s")
+    return made
+
+
+def of_parts(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """The loss of the training, and of the validation, where only its parts are there: the sum of those of all rows."""
+    made: dict[str, Column] = {}
+    for series, of in (("loss", "train"), ("val_loss", "val")):
+        parts = () if series in columns or "mean_reward" in columns else summed_parts(columns, of=of)
+        if not parts:
+            continue
+        most = max((columns[name][0] for name in parts), key=len)
+        values = [columns[name][1] for name in parts if np.array_equal(columns[name][0], most)]
+        if len(values) > 1:
+            made[series] = most, np.sum(values, axis=0)
     return made
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from validator.model.evaluation_lines import evaluation_in
 from validator.model.logged_names import PARTS
+from validator.model.loss_parts import part_before
 from validator.model.pattern import parse_number
 from validator.model.print_words import MEANS, RATE_UNITS
 from validator.model.result import Floats
@@ -114,11 +115,25 @@ def inferred_pattern(lines: Iterable[str]) -> str | None:
     found = ((way(parts, list(zip(*often[parts], strict=True))), parts) for way in ways for parts in by_count)
     pattern, parts = next((one for one in found if one[0]), (None, ()))
     if pattern is None:
-        return None
+        named = (
+            _of_parts(form, list(zip(*often[form], strict=True)))
+            for form in sorted(often, key=lambda one: -len(often[one]))
+        )
+        return next(filter(None, named), None)
     if not pattern.endswith("{val_loss}"):
         return pattern
     without = any(form[:2] == parts[:2] for form in forms if form != parts)  # lines between two evaluations
     return pattern.partition("{loss}")[0] + "{loss}" if without else pattern
+
+
+def _of_parts(parts: Sequence[str], columns: Sequence[Sequence[str]]) -> str | None:
+    """A pattern for lines with a step and the parts of a loss alone: `7 [D loss: 0.6] [G loss: 1.9]`."""
+    steps = [place for place, column in enumerate(columns) if _is_step(column, np.array([_value(x) for x in column]))]
+    names = {place: name for place in range(len(columns)) if (name := part_before(parts[place])) is not None}
+    if not steps or len(set(names.values())) < 2 or len(set(names.values())) < len(names) or steps[0] in names:
+        return None
+    groups = {place: f"{{{name}}}" for place, name in names.items()}
+    return _spelled(parts, columns, {steps[0]: "{step}", **groups})
 
 
 def _by_rows(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: re.Pattern[str]) -> str | None:

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.ingest.clock import Arrivals
-from validator.ingest.derived import Derived, clocks, with_derived
+from validator.ingest.derived import Derived, clocks, of_parts, with_derived
 from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import OF_EVALUATION, TOTALS, contract_values, says_nothing, series_name
 from validator.model.evaluation_lines import Evaluations, chosen, evaluation_instead, keep
+from validator.model.loss_parts import read_parts
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
 from validator.model.result import Floats, PrintedPlaces, Steps
 
@@ -147,7 +148,7 @@ class PrintedRows:
         keep its loss."""
         found = None if self.given and printed is not None else evaluation_instead(printed, text)
         if found is None:
-            return printed
+            return None if printed is None else read_parts(printed, self.pattern, text)
         if self.steps:
             keep(self.evaluations, len(self.steps) - 1, found)
         return None
@@ -261,6 +262,7 @@ class PrintedRows:
             there = position[places] >= 0
             if there.any():
                 found[name] = own[places[there]], numbers[there]
+        found |= of_parts(found)
         return with_derived(clocks(found) if "any_time" in self.pattern.names else found, stamps), len(kept)
 
     def _not_finite(self, position: Steps, group: Steps, place: Steps) -> Iterator[tuple[str, Steps]]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.files import open_file
-from validator.ingest.derived import clocks, with_derived
+from validator.ingest.derived import clocks, of_parts, with_derived
 from validator.ingest.read_log import FaultLog, ReadLog, decode_numbers, load_numbers, printable, read_blocks
 from validator.ingest.rows import Column, merge_rows_per_step, odd_names, rising
 from validator.model.catalogue import METRICS
@@ -36,9 +36,6 @@ _OF_A_STEP = ("step_time_s", "compute_time_s")
 
 _FIRST_ROWS = 20
 """Lines that show whether epochs count on by one."""
-
-_PART = re.compile(r"(?P<of>train|val)/\w+_loss", re.IGNORECASE)
-"""A part of the loss, which is their sum where a table does not have it: `train/box_loss` of Ultralytics."""
 
 _EMPTY = -1.2345678901234567e308
 """Marks an empty cell while numpy reads a block; no trainer measures this."""
@@ -402,11 +399,7 @@ def _finish(parts: _Parts, source: SourceFile, path: Path, read_log: ReadLog) ->
 
 def _derived(columns: Mapping[str, Column]) -> dict[str, Column]:
     """The loss where only its parts are there, and times of steps where only a clock is."""
-    made: dict[str, Column] = {}
-    for series, of in (("loss", "train"), ("val_loss", "val")):
-        parts = [column for name, column in columns.items() if (found := _PART.fullmatch(name)) and found["of"] == of]
-        if series not in columns and len(parts) > 1 and all(np.array_equal(parts[0][0], steps) for steps, _ in parts):
-            made[series] = parts[0][0], np.sum([values for _, values in parts], axis=0)
+    made = of_parts(columns)
     if columns.keys().isdisjoint(_PACES):
         timed = with_derived(clocks(columns))
         made |= {name: timed.columns[name] for name in _PACES if name in timed.columns}

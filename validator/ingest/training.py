@@ -182,6 +182,7 @@ def _read_inferred(state: ResultBuilder) -> None:
             continue
         counted = "{row}" in pattern
         what = "a loss, each a step" if counted else "numbers that rise like steps and fall like a loss"
+        what = what if "{loss}" in pattern else "a number that rises like steps, and parts of a loss"
         about = f"no known print format; the pattern was made from the numbers: {pattern}"
         state.evidence.printed = PrintedFormat(state.read_log.name(path), what, pattern, about)
         state.add_printed(table)

@@ -140,7 +140,7 @@ def watched_series(watched: WatchedCommand) -> frozenset[str]:
         return frozenset()
     known = {*series_of(TrainerMetrics.model_validate(watched.reading.metrics)), "samples_per_s"}  # which is declared
     names = frozenset(known.intersection(watched.reading.result.series))
-    return names if not names or rate_of(names) else names | {"step_time_s"}
+    return names if rate_of(names) or not watched.reading.rows else names | {"step_time_s"}
 
 
 def _head(watched: WatchedCommand) -> Iterator[str]:

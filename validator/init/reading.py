@@ -233,6 +233,8 @@ def _by_recipe(recipe: Recipe) -> dict[str, Any]:
 def _how(guess: str) -> str:
     if "{row}" in guess:
         return "each line that names a loss is a step"
+    if "{loss}" not in guess:
+        return "a number that rises like steps, and parts of a loss"
     before = guess.partition("{loss}")[0]
     named = re.findall(r"(?<![\\{\w])[A-Za-z][\w/-]+", before[before.rfind("}") + 1 :])
     return "numbers that rise like steps and fall like a loss" + (f" ({named[-1]})" if named else "")

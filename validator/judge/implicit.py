@@ -16,6 +16,7 @@ import numpy as np
 from validator.judge.config import Obeyed, differences, obeyed_settings, obeyed_text, unreported
 from validator.judge.data import measured
 from validator.kinds.registry import Found, ImplicitCriterion, JudgedRun, Rule, Seen, arms_of, kind_of
+from validator.model.loss_parts import is_opposed
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import series_of
 from validator.model.result import Series
@@ -303,11 +304,26 @@ def _loss_of(run: RunRecord) -> Series | None:
     return loss if loss is not None and len(loss.values) else None
 
 
+def _finite_parts(run: JudgedRun) -> Found:
+    """Whether losses that work against each other are finite, where no line names the whole one."""
+    series = {} if run.record.result is None else run.record.result.series
+    parts = {name: one for name, one in series.items() if is_opposed(name)}
+    if not parts:
+        return Found("SKIPPED", "No loss is read: NaN or divergence would not be seen.")
+    for name, one in parts.items():
+        bad = np.flatnonzero(~np.isfinite(one.values))
+        if bad.size:
+            step = int(one.steps[bad[0]])
+            message = f"{name} is {one.values[bad[0]]:g} at step {step}, and not finite in {len(bad)} rows."
+            return Found("FAIL", message, f"{one.values[bad[0]]:g}", "finite")
+    return Found("PASS", f"No line names the whole loss; its parts {listed(list(parts))} are finite in every row.")
+
+
 def _finite(run: JudgedRun, *, lacks: str | None) -> Found:
     """Whether every loss is finite; `lacks` says why the absence of any leaves that open, None if none is expected."""
     loss = _loss_of(run.record)
     if loss is None and lacks is None:
-        return Found("SKIPPED", "No loss is read: NaN or divergence would not be seen.")
+        return _finite_parts(run)
     if loss is None:
         return Found("INCONCLUSIVE", f"No loss was recorded; {lacks}.")
     bad = np.flatnonzero(~np.isfinite(loss.values))

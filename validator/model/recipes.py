@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from validator.model.columns import says_nothing, series_name
 from validator.model.evaluation_lines import evaluation_instead
+from validator.model.loss_parts import parts_in
 from validator.model.pattern import LinePattern, Printed, line_pattern
 from validator.model.print_formats import KNOWN, LINE, Recipe
 from validator.model.print_words import BARS, GENERAL, RECORDS, TABLES
@@ -65,6 +66,7 @@ class _Seen:
         self.recipe = recipe
         self.rows = 0
         self._pattern: LinePattern = line_pattern(recipe.pattern)
+        self._by_words = recipe in GENERAL and not recipe.by_epochs
         self._steps: set[float] = set()
         self._changes, self._last = 0, math.nan
         self._begun = False
@@ -80,7 +82,10 @@ class _Seen:
             self._begun = says_nothing(printed.values, self._pattern.names)
         if printed.step is None and "row" not in printed.texts and not self._begun:
             return
-        if not _WANTED.isdisjoint(map(series_name, printed.values)) and not (self._begun and printed.step is not None):
+        wanted = not _WANTED.isdisjoint(map(series_name, printed.values))
+        if not wanted and self._by_words and printed.step is not None and len(parts_in(text)) > 1:
+            wanted, self._begun = True, False
+        if wanted and not (self._begun and printed.step is not None):
             self.rows += 1
             step = self._step(printed)
             self._steps.add(step)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from validator.model.catalogue import CURRENCY, METRICS, STATISTICS, Better, Metric, is_open_scalar
 from validator.model.columns import NO_SERIES, PACES, TOTALS, WAITS, series_name
 from validator.model.expression import Reference
+from validator.model.loss_parts import summed_parts
 from validator.model.pattern import PatternError, line_pattern
 from validator.model.runbook import CommandPhase, Phase, Runbook, TrainerMetrics, TrainingPhase
 from validator.model.schemas import SCALARS, SCHEMAS
@@ -116,6 +117,7 @@ def _printed_series(groups: set[str]) -> set[str]:
     if groups & PACES:
         names |= {"step_time_s"} if "step_time_s" not in names else {"wall_step_time_s"}
     names |= {"dt_fetch_s"} if groups & WAITS else set()
+    names |= {"loss"} if not groups & {"loss", "mean_reward"} and summed_parts(groups) else set()
     for total, rate in TOTALS.items():
         names |= {rate} if {total, "step_time_s"} <= names else set()
     return names

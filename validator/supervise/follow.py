@@ -32,6 +32,7 @@ from validator.model.columns import (
     with_commas,
     without_colors,
 )
+from validator.model.loss_parts import read_parts
 from validator.model.nodes import Live
 from validator.model.pattern import Printed, StepCounter, line_pattern
 from validator.model.print_tables import PrintedTable
@@ -418,6 +419,7 @@ class RunFollower:
                 printed = wanted.read(text)
                 if printed is None:
                     continue
+                printed = read_parts(printed, wanted, text)
                 if printed.odd is None and says_nothing(printed.values, wanted.names):
                     self._announced[pattern] = printed if printed.step is not None else self._announced.get(pattern)
                     continue

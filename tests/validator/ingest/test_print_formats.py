@@ -186,7 +186,6 @@ def test_the_last_evaluation_stays_in_each_row(name: str, tmp_path: Path) -> Non
         "step {n} average loss: 2.{n}",
         "val step {n} loss 2.{n}",
         "Epoch:   {n}%|#  | {n}/9 [01:59<02:02, 61.20s/it, loss=2.{n}]",
-        "[{n}/25][{n}/1583] Loss_D: 1.{n} Loss_G: 4.{n}",
         " {n}%|#  | {n}/60000 [01:59<02:02, 512.1img/s, loss=2.{n}]",
         " {n}%|#  | {n}/60 [01:59<02:02, 61.20s/it, train_loss=2.{n}, val_loss=9.1]",
         "Batch 0/5 loss 2.{n}",
