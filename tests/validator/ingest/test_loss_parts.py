@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,13 @@ def test_a_part_that_blows_up_is_a_diverging_loss(tmp_path: Path) -> None:
 def test_a_table_of_parts_has_their_sum(tmp_path: Path) -> None:
     lines = ["step,recon_loss,kl_loss", *(f"{i},{fall(i)},{fall(i) / 2:.5f}" for i in range(1, 201))]
     (tmp_path / "training.csv").write_text("\n".join(lines) + "\n")
+    values = collect_dir(tmp_path).series["loss"].values
+    assert values.tolist() == pytest.approx([1.5 * fall(i) for i in range(1, 201)], rel=1e-4)
+
+
+def test_keys_of_a_logger_that_are_parts_have_their_sum(tmp_path: Path) -> None:
+    rows = [{"step": i, "loss/cls": fall(i), "loss/box": fall(i) / 2} for i in range(1, 201)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     values = collect_dir(tmp_path).series["loss"].values
     assert values.tolist() == pytest.approx([1.5 * fall(i) for i in range(1, 201)], rel=1e-4)
 

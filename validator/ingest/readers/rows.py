@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from validator.ingest.clock import Arrivals
-from validator.ingest.derived import Derived, clocks, with_derived
+from validator.ingest.derived import Derived, clocks, of_parts, with_derived
 from validator.ingest.read_log import FaultLog
 from validator.ingest.rows import Column, Note, rising
 from validator.model.columns import contract_values
@@ -186,7 +186,8 @@ class LoggedColumns:
         if "timestamp" not in found and self.columns:
             longest = max(self.columns.values(), key=lambda column: len(column[0]))
             self._add_times(found, *(np.array(longest[place]) for place in (0, 2)))
-        return with_derived(_unhidden(_contract(clocks(found))), stamps)
+        made = _contract(clocks(found))
+        return with_derived(_unhidden(made | of_parts(made)), stamps)
 
     @staticmethod
     def _add_times(found: dict[str, Column], steps: Steps, times: Floats) -> None:
