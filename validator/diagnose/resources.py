@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +18,20 @@ HEADROOM = 0.10
 _GROWTH_ROWS = 30
 _GROWTH_SHARE = 0.01
 _GROWTH_MIB = 16.0
+
+_RAISED = re.compile(
+    r"(?:\[?rank ?\d+\]?:? *|\d+: *)?(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|\s*$)"
+)
+_IN_TRACE = re.compile(r"(?:\[?rank ?\d+\]?:? *|\d+: *)?(?:\s+\S|\^|File \"|Traceback )")
+"""The last line of a traceback, and the lines before it."""
+
+_ENDED = re.compile(
+    r"slurmstepd\S*: error: .*CANCELLED|\bexited on signal \d|^Segmentation fault|^Killed\b|^Bus error|\(core dumped\)"
+    r"|^\S*\.[A-Z]\w*(?:Error|Exception): "
+)
+_DECIMAL = re.compile(r"(?<![\w.])\d+\.\d{2,}")
+_ROWS_BEHIND = 3
+"""Lines with such a number behind the last error from which the training went on."""
 
 
 @rule("oom", "warning", of="run")
@@ -96,9 +111,12 @@ def disk_full(run: RunFacts) -> Iterator[Diagnosis]:
 
 @rule("crashed", "warning", of="run")
 def crashed(run: RunFacts) -> Iterator[Diagnosis]:
-    """The trainer ended before its time, by an error or a signal that no other rule explains."""
+    """The trainer ended before its time by an error or a signal that no other rule explains, or its log ends in one."""
     outcome = run.outcome
-    if not run.training or outcome is None or outcome.reason != "exited" or outcome.rc in (0, None):
+    if not run.training or (outcome is not None and outcome.reason != "exited"):
+        return
+    if outcome is None or outcome.rc in (0, None):
+        yield from _log_ends_in_error(run)
         return
     ending = (outcome.last.detail or f"exited with code {outcome.rc}").rstrip(".")
     explained = any(run.hits(kind) for kind in ("oom", "port_in_use", "disk_full", "nccl", "stale_halt"))
@@ -125,6 +143,35 @@ def crashed(run: RunFacts) -> Iterator[Diagnosis]:
         if killed
         else "Read the log from the first error on, mend it, and repeat this phase alone (--only).",
     )
+
+
+def _log_ends_in_error(run: RunFacts) -> Iterator[Diagnosis]:
+    """Of a log alone, or of a trainer whose exit code is 0 all the same."""
+    said = _last_words([line for line in run.result.log_tail if line.strip()])
+    if said is None or any(run.hits(kind) for kind in ("oom", "disk_full")):
+        return
+    cancelled = "CANCELLED" in said
+    yield Diagnosis(
+        f"The log ends {'as its job is cancelled' if cancelled else 'in an error'}: {said[:200]}"
+        + ("" if run.outcome is None else "; the exit code is 0 all the same"),
+        because=[evidence(said[:300], run.result.log_path, "last lines")],
+        next_step="See who cancelled the job, or whether its time limit is shorter than the run; then continue from "
+        "the last checkpoint."
+        if cancelled
+        else "Read the log from the first error on, mend it, and continue from the last checkpoint.",
+    )
+
+
+def _last_words(tail: Sequence[str]) -> str | None:
+    """The line of an error, a signal or a cancelled job that ends a log; None where rows of the training follow it."""
+    for place in range(len(tail) - 1, -1, -1):
+        raised = _RAISED.match(tail[place]) is not None and any(map(_IN_TRACE.match, tail[max(0, place - 2) : place]))
+        if not raised and _ENDED.search(tail[place]) is None:
+            continue
+        rows = sum(_DECIMAL.search(line) is not None for line in tail[place + 1 :])
+        ignored = any("Exception ignored in" in line for line in tail[:place])
+        return None if rows > _ROWS_BEHIND or (raised and ignored) else tail[place]
+    return None
 
 
 def _tried_again(run: RunFacts) -> bool:

@@ -192,3 +192,37 @@ def test_inspect_recognizes_it_and_does_not_accuse_its_twin(
     twin(tmp_path / "twin")
     assert code in codes(tmp_path / "incident"), title
     assert codes(tmp_path / "twin") - UNCERTAIN == set(), title
+
+
+ROWS = [f"step {i} loss {3 / i**0.5:.4f}" for i in range(1, 41)]
+TRACE = ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>', "    x[8]", "KeyError: 8"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (TRACE, "KeyError: 8"),
+        ([f"[rank1]: {line}" for line in TRACE], "KeyError: 8"),
+        ([*TRACE, "", "100%|###| 40/40 [00:10<00:00, 3.88it/s]"], "KeyError: 8"),
+        (
+            ["slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-05-06T16:32:52 DUE TO TIME LIMIT ***", ROWS[-1]],
+            "TIME",
+        ),
+        (
+            ["mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 11 (Segmentation fault)."],
+            "rank 3",
+        ),
+        (["Killed"], "Killed"),
+        (["train.sh: line 3: 1234 Aborted (core dumped) python t.py"], "core dumped"),
+        ([*TRACE, *ROWS], None),  # it was caught, and the training went on
+        (["Exception ignored in: <function __del__>", *TRACE], None),
+        (["ValueError: is the name of a column"], None),
+        (["saved", "done"], None),
+    ],
+)
+def test_a_log_that_ends_in_an_error_is_named(tmp_path: Path, ending: list[str], said: str | None) -> None:
+    """Of eight public logs that ended so, none had a word."""
+    (tmp_path / "train.log").write_text("\n".join([*ROWS, *ending]) + "\n")
+    found = [one.message for one in inspect(tmp_path, warmup_steps=20).findings if one.code == "crashed"]
+    assert [said in message for message in found if said is not None] == ([True] if said else [])
+    assert bool(found) == (said is not None)
