@@ -25,6 +25,9 @@ _SMOOTH_ROWS, _SMOOTH = 60, 5e-3
 """Rows in which a loss that falls to half shows the scatter of its batches, and the bends, as shares of it, below which
 it has none."""
 
+_FINE = 50.0
+"""Steps of its print in a loss that shows its scatter."""
+
 _FEW_BATCHES, _BY_HEART = 16, 0.1
 """Steps after which the same batches come again, up to which they are few, and the share of the first losses below
 which they are learned by heart."""
@@ -187,7 +190,11 @@ def _of_one_batch(loss: Series, values: Floats, by_heart: _ByHeart | None, overt
 
 def _without_scatter(values: Floats) -> float | None:
     """The largest rise from row to row of a loss that falls to half and never rises by more than its last decimal;
-    None where it rises, has too few rows, or is a running mean."""
+    None where it rises, has too few rows, or is a running mean. Losses of few digits hide their scatter."""
+    if len(values) < _SMOOTH_ROWS:
+        return None
+    coarse = np.flatnonzero(np.abs(values) < _FINE * print_step(values))
+    values = values[: coarse[0]] if coarse.size else values
     if len(values) < _SMOOTH_ROWS or not 0 < values[-1] <= values[0] / 2:
         return None
     changes = np.diff(values)

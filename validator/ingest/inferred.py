@@ -10,22 +10,24 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
 from validator.model.evaluation_lines import evaluation_in
 from validator.model.logged_names import PARTS
 from validator.model.loss_parts import part_before
-from validator.model.pattern import parse_number
-from validator.model.print_words import MEANS, RATE_UNITS
+from validator.model.pattern import line_pattern, parse_number
+from validator.model.print_words import DATED, MEANS, RATE_UNITS
 from validator.model.result import Floats
 
 _VARYING = re.compile(  # the bar of |███  | 12/600, of [##...] | 0:01:02 | 17, -0.5, 1.2e-4, 1,234, nan
     r"(?<=\|)(?P<bar>[^|\d]*)(?=\|\s*\d+/\d)|(?<=\[)(?P<drawn>[#=>*.\- o█━░▒]{5,})(?=\])"
-    r"|(?<![\w.])(?P<clock>\d+:\d\d(?::\d\d)?(?:\.\d+)?)(?![\w:])"
+    r"|(?<![\w.])(?P<clock>\d+:\d\d(?::\d\d)?(?:\.\d+)?)(?!\w|:\d)"
     r"|(?:(?<![\w.])|(?<=[\u4e00-\u9fff]))(?P<number>[-+]?(?:\d+(?:[,_]\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?|[nN]a[nN]|inf))"
 )
 _MIN_LINES = 5
+_DATED_ROWS = 40
 _MAX_LENGTH = 500
 _IS = r"(?:[ _/(]{1,2}train(?:ing)?)?(?:[\s:=]+(?:so far|is|tensor))*\W*$"
 """Between a word and its number: `Loss is 1.2`, `loss (train): tensor(1.2`."""
@@ -82,12 +84,32 @@ _OTHER_LOSS = re.compile(r"val|test|eval|avg|mean|average|best|aux|验证|测试
 _PART = "|".join(PARTS)
 _PARTS = re.compile(rf"(?i)(?<![a-z])(?:{_PART})[ _/]?loss|loss[ _/]?(?:{_PART})(?![a-z])")
 
+_MOST_NAMELESS = 2
+"""Numbers without the name of a loss that may be one, in a line: of more none is taken, as of a table's row."""
+
 _LITTLE = 0.01
 """Share of its level by which a loss falls at least over the lines that are seen."""
 
 
 def inferred_pattern(lines: Iterable[str]) -> str | None:
     """A pattern with `{step}` and `{loss}` for the commonest form of lines that shows both; None where none does."""
+    held = list(lines)
+    pattern = _inferred(held)
+    return None if pattern is None else _dated(pattern, held)
+
+
+def _dated(pattern: str, lines: Sequence[str]) -> str:
+    """The pattern with the date in front of the lines, where all of the first ones have one."""
+    if pattern.startswith("^"):
+        return pattern
+    dated = rf"(?i)^{DATED}.*?{pattern}"
+    plain, wanted = line_pattern(pattern), line_pattern(dated)
+    rows = list(islice((line for line in lines if plain.read(line) is not None), _DATED_ROWS))
+    read = [wanted.read(line) for line in rows]
+    return dated if rows and all(one is not None and "timestamp" in one.values for one in read) else pattern
+
+
+def _inferred(lines: Iterable[str]) -> str | None:
     forms: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
     of_evaluation = set()
     for line in lines:
@@ -184,6 +206,7 @@ def _pattern(parts: Sequence[str], columns: Sequence[Sequence[str]], *, named: r
         losses.sort(key=lambda place: _THE_LOSS.search(parts[place]) is None)
     else:
         losses.sort(key=lambda place: _fall(values[place]), reverse=True)
+        losses = losses if len(losses) <= _MOST_NAMELESS else []
     chosen = losses[:1]
     if not chosen:
         return None

@@ -22,6 +22,7 @@ from validator.model.columns import OF_EVALUATION, TOTALS, contract_values, says
 from validator.model.evaluation_lines import Evaluations, chosen, evaluation_instead, keep
 from validator.model.loss_parts import read_parts
 from validator.model.pattern import LinePattern, Printed, StepCounter, has_decimal_comma
+from validator.model.recipes import BY_WORDS
 from validator.model.result import Floats, PrintedPlaces, Steps
 
 Lines = Iterable[tuple[int, str]]
@@ -148,7 +149,11 @@ class PrintedRows:
         keep its loss."""
         found = None if self.given and printed is not None else evaluation_instead(printed, text)
         if found is None:
-            return None if printed is None else read_parts(printed, self.pattern, text)
+            return (
+                None
+                if printed is None
+                else read_parts(printed, self.pattern, text, by_words=self.pattern.text in BY_WORDS)
+            )
         if self.steps:
             keep(self.evaluations, len(self.steps) - 1, found)
         return None

@@ -21,7 +21,7 @@ from validator.ingest.derived import clocks, of_parts, with_derived
 from validator.ingest.read_log import FaultLog, ReadLog, decode_numbers, load_numbers, printable, read_blocks
 from validator.ingest.rows import Column, merge_rows_per_step, odd_names, rising
 from validator.model.catalogue import METRICS
-from validator.model.columns import HEADERLESS, contract_names, renamed, separator, with_commas
+from validator.model.columns import HEADERLESS, contract_names, renamed, rows_count, separator, with_commas
 from validator.model.logged_names import COUNTS_BY_ONE, plain_key, table_names
 from validator.model.result import CoarseClock, Floats, PrintedPlaces, SourceFile, Steps
 
@@ -79,6 +79,9 @@ class _Parts:
     ended: bool = False
     series: Mapping[str, str] = field(default_factory=dict)
     mark: str = ","
+    counted: bool = False
+    """Whether the header names no step, and rows are counted."""
+    numbered: int = 0
 
     def judge_texts(self) -> None:
         """Cells without a number are a flaw, but for a column of the trainer's own that holds words by design."""
@@ -163,7 +166,7 @@ def names_in(path: Path) -> dict[str, str] | None:
     cells = [_unquoted(cell.strip(" \r\n")) for cell in head.lstrip("# ").split(",")]
     known = contract_names(cells)
     named = table_names(cells, known)
-    if "step" in known:
+    if "step" in known or rows_count(contract_names(renamed(cells, {cell: name for name, cell in named.items()}))):
         return named
     at = cells.index(named["step"]) if "step" in named else len(cells)
     counts = [_cell_number(row.split(",")[at]) for row in rows if row.strip() and row.count(",") >= at]
@@ -186,6 +189,7 @@ def _take_block(block: bytes, first_line: int, parts: _Parts) -> int:
         start = end + 1
         first_line += 1
     body = with_commas(block[start:], parts.mark)
+    body = _with_counts(body, parts) if parts.counted else body
     if body and not _fast(body, first_line, parts):
         _careful(body, first_line, parts)
     return count
@@ -216,7 +220,19 @@ def _name_columns(head: bytes, line: int, parts: _Parts) -> bool:
     parts.header = text.strip()
     cells = [cell.replace("\0", "").strip() for cell in cells]
     parts.names = _distinct(contract_names(cells))
+    parts.counted = rows_count(parts.names)
+    parts.names = ("step", *parts.names) if parts.counted else parts.names
     return True
+
+
+def _with_counts(body: bytes, parts: _Parts) -> bytes:
+    """The same rows, each behind its number."""
+    numbered = []
+    for line in body.split(b"\n"):
+        whole = bool(line.strip(b" \r\t\0"))
+        parts.numbered += whole
+        numbered.append(b"%d,%s" % (parts.numbered, line) if whole else line)
+    return b"\n".join(numbered)
 
 
 def _split_cells(text: str) -> list[str]:

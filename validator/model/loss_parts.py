@@ -22,8 +22,9 @@ _NO_PART = frozenset(
     {
         *("val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "min", "max", "prev", "last"),
         *("avg", "average", "mean", "ema", "smooth", "smoothed", "running", "total", "sum", "overall", "epoch", "step"),
-        *("scale", "scaler", "scaling", "weight", "weights", "coef", "fn", "std", "var", "ratio", "target", "final"),
-        *("initial", "lm", "curr", "current", "batch", "reduced", "iter", "is", "at", "on", "of", "the", "for"),
+        *("all", "full", "joint", "combined", "scale", "scaler", "scaling", "weight", "weights", "coef", "fn", "std"),
+        *("var", "ratio", "target", "final", "initial", "lm", "curr", "current", "batch", "reduced", "iter"),
+        *("is", "at", "on", "of", "the", "for"),
     }
 )
 """Words beside `loss` that make it the whole one, another view of it, or no loss."""
@@ -76,9 +77,18 @@ def parts_in(line: str) -> dict[str, float]:
     return found
 
 
-def read_parts(printed: Printed, pattern: LinePattern, line: str) -> Printed:
-    """What a pattern read of a line, and the parts of the loss where it looks for a loss and the line has none."""
-    if "loss" not in pattern.names or not {"loss", "mean_reward", "val_loss"}.isdisjoint(printed.values):
+def read_parts(printed: Printed, pattern: LinePattern, line: str, *, by_words: bool) -> Printed:
+    """What a pattern read of a line, and the parts of the loss where it looks for a loss and the line has none.
+
+    A pattern that goes `by_words` may have taken the first of several parts for the loss: then the parts count.
+    """
+    if "loss" not in pattern.names or not {"mean_reward", "val_loss"}.isdisjoint(printed.values):
+        return printed
+    whole = printed.values.get("loss")
+    if whole is not None and (not by_words or line.lower().count("loss") < 2 or "actor/loss" in line):
         return printed
     parts = parts_in(line)
-    return printed._replace(values={**parts, **printed.values}) if len(parts) > 1 else printed
+    if len(parts) < 2 or (whole is not None and repr(whole) not in map(repr, parts.values())):
+        return printed
+    others = {name: value for name, value in printed.values.items() if name != "loss"}
+    return printed._replace(values={**parts, **others})

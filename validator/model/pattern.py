@@ -130,9 +130,10 @@ class Printed(NamedTuple):
 
 
 class LinePattern:
-    """A pattern for the lines of a log. `names` are its groups."""
+    """A pattern for the lines of a log: its `text`, and the `names` of its groups."""
 
     def __init__(self, text: str) -> None:
+        self.text = text
         spelled = _spelled_out(text)
         self._strict = compiled(spelled)
         self.names = tuple(dict.fromkeys(_name(group) for group in self._strict.groupindex))

@@ -301,6 +301,14 @@ KNOWN: tuple[Recipe, ...] = (
         "times and loss are means since the line before",
     ),
     Recipe(
+        "nnU-Net",
+        ("train_loss", "train loss", "epoch", "val_loss", "validation loss"),
+        r"^(?:{timestamp}: +(?i:epoch):? +{step}\s*$|\d{4}-\d\d-\d\d [\d:.]+: +(?:train[_ ]loss ?:? *{loss}"
+        r"|val(?:idation)?[_ ]loss ?:? *{val_loss}|(?:Epoch time:|This epoch took) {step_time_s} s))",
+        "a row an epoch",
+        by_epochs=True,
+    ),
+    Recipe(
         "timm",
         ("train:",),
         r"Train: {epoch} \[ *{step}/{steps_per_epoch} +\( *\d+%\)\] +Loss: +{loss} .*?Time: {own_step_time_s}s,"

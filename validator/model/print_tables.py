@@ -27,10 +27,11 @@ _EPISODES = frozenset({"ep", "episode", "episodes", "eps"})
 _REWARDS = frozenset(
     {
         *("reward", "rewards", "return", "returns", "mean_reward", "mean_return", "avg_reward", "avg_return"),
-        *("episode_reward", "episode_return", "ep_reward", "ep_return", "ep_rew_mean", "score"),
+        *("episode_reward", "episode_return", "ep_reward", "ep_return", "ep_rew_mean", "score", "train_return"),
     }
 )
-_HEADED = re.compile(r"loss|reward|return|score|rew_mean", re.IGNORECASE)
+_HEADED = re.compile(r"loss|reward|return|score|rew_mean|rmse", re.IGNORECASE)
+_LOSSES = frozenset({"training_loss", "tr_loss", "rmse_trn", "rmse_train", "train_rmse"})
 
 
 class PrintedTable:
@@ -55,7 +56,7 @@ class PrintedTable:
         if _HEADED.search(text) is None:
             return
         for separator in _SEPARATORS:
-            cells = separator.split(text.strip().strip("|").strip())
+            cells = separator.split(text.lstrip("# \t").strip().strip("|").strip())
             if len(cells) > 1 and all(map(_NAME.fullmatch, cells)):
                 names = tuple(map(_meaning, cells))
                 one = names.count("loss") == 1 or ("loss" not in names and names.count("mean_reward") == 1)
@@ -80,7 +81,7 @@ def _meaning(cell: str) -> str:
         return "step"
     if key in _REWARDS:
         return "mean_reward"
-    return logged_name("train_loss" if key in ("training_loss", "tr_loss") else cell)
+    return logged_name("train_loss" if key in _LOSSES else cell)
 
 
 def with_rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:

@@ -57,10 +57,15 @@ _LOSS = (
     rf"{_NOT_LOSS}(?: train\b| ?\(train(?:ing)?\))?(?: \(curr\))?{_AT_STEP}{_IS}(?:tensor\()?{{loss}}(?![\d.,]*\s?%)"
 )
 
+_TOTAL = r"(?:total|all|overall|full|sum|joint|combined)[ _]loss\b"
 _TOTAL_OF_PARTS = (
-    r"^(?!.*?(?:^|[|,;:)\]\d-]\s{0,4})(?:train(?:ing)?[ _])?loss\b)(?=.*?\bloss\b.*?(?<![\w/])total[ _]loss\b).*?"
+    r"^(?!.*?(?:^|[|,;:)\]\d-]\s{0,4})(?:train(?:ing)?[ _])?loss\b)"
+    rf"(?=.*?\bloss\b.*?(?<![\w/]){_TOTAL}).*?"
 )
 """A total behind its parts: each loss of the line has another word before it."""
+
+_OF_ACTOR = rf"{_NAME}actor/loss\b"
+"""verl's whole loss, which has parts beside it."""
 
 _OTHER_NAMES = (
     _NAME
@@ -147,8 +152,9 @@ def _rate(group: str, unit: str) -> str:
 
 _VALUES = "".join(
     (
-        _optional(_LOSS, needs="(?:loss|xent)", unless=_TOTAL_OF_PARTS),
-        _optional(rf"{_NAME}total[ _]loss\b{_IS}{{loss}}", needs=_TOTAL_OF_PARTS),
+        _optional(_LOSS, needs="(?:loss|xent)", unless=rf"(?:{_TOTAL_OF_PARTS}|{_OF_ACTOR})"),
+        _optional(rf"{_NAME}{_TOTAL}{_IS}{{loss}}", needs=_TOTAL_OF_PARTS),
+        _optional(rf"{_OF_ACTOR}{_IS}{{loss}}", needs="actor/loss"),
         _optional(_OTHER_NAMES, needs="(?:mse|nll|bce)", unless="(?:loss|xent)"),
         _optional(_MEAN_REWARD, needs="(?:rew|return)"),
         _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
@@ -340,7 +346,7 @@ RECORDS: tuple[Recipe, ...] = (
         + _RECORD_VALUES,
         "one JSON object, or one dictionary of Python, a line",
     ),
-    Recipe("table", ("\t", " train "), r"^{step}(?:\t| train ){loss}\s*$"),
+    Recipe("table", ("\t", " train ", " val "), r"^{step}(?:(?:\t| train ){loss}| val {val_loss})\s*$"),
 )
 
 GENERAL: tuple[Recipe, ...] = (

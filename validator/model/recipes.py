@@ -44,6 +44,9 @@ RECIPES: tuple[Recipe, ...] = tuple(
 """Formats in the order in which they are preferred. The last, which go by words that many lines hold, are tried where
 no other one fits."""
 
+BY_WORDS = frozenset(one.pattern for one in RECIPES[-len(GENERAL) :])
+"""Patterns of those that go by words."""
+
 BY_EPOCHS = frozenset(one.name for one in RECIPES if one.by_epochs)
 """Names of those whose rows are epochs."""
 

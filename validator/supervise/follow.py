@@ -27,6 +27,7 @@ from validator.model.columns import (
     contract_names,
     contract_values,
     renamed,
+    rows_count,
     says_nothing,
     separator,
     with_commas,
@@ -37,6 +38,7 @@ from validator.model.nodes import Live
 from validator.model.pattern import Printed, StepCounter, line_pattern
 from validator.model.print_tables import PrintedTable
 from validator.model.print_words import MARK
+from validator.model.recipes import BY_WORDS
 from validator.model.runbook import TrainerMetrics
 from validator.supervise.follow_files import FileFollower
 from validator.supervise.nodes import LIVE_FILE, live_nodes
@@ -204,6 +206,7 @@ class RunFollower:
     _files: FileFollower | None = None
     _announced: dict[str, Printed | None] = field(default_factory=dict)
     _in_tables: dict[Path, PrintedTable] = field(default_factory=dict)
+    _counted: dict[str, int] = field(default_factory=dict)
     _text: Path | None = None
     _next_search_s: float = 0.0
     _beats_of: tuple[tuple[int, Path], ...] = ()
@@ -314,6 +317,7 @@ class RunFollower:
         lines = tail.lines_with_ends(newest=self.newest)
         if tail.again:  # its header may be another one, and not among the newest lines
             self._columns.pop(name, None)
+            self._counted.pop(name, None)
         for line, end in lines:
             names = None if line[:1].isdigit() else self._header(line)
             if names is not None:
@@ -324,16 +328,19 @@ class RunFollower:
             mark, columns = self._columns[name]
             values = _numbers(dict(zip(columns, _cells(line, mark), strict=False)))
             step = _whole(values.pop("step", None))
+            if rows_count(columns) and values:
+                step = self._counted[name] = self._counted.get(name, 0) + 1
             if step is not None:
                 yield Record(name, 0, step, values, row=True, path=tail.path, end=end)
 
     def _header(self, line: bytes) -> tuple[str, tuple[str, ...]] | None:
-        """What stands between the columns and the contract's names of them, if the line names them: one is the step,
-        and none is a number."""
+        """What stands between the columns and the contract's names of them, if the line names them: one is the step, or
+        rows are counted, and none is a number."""
         mark = separator(_text(line))
         cells = _cells(line.lstrip(b"# "), mark)
         names = tuple(contract_names(renamed(cells, self.metrics.series_of)))
-        return (mark, names) if "step" in names and not _numbers(dict(enumerate(cells))) else None
+        counts = "step" in names or rows_count(names)
+        return (mark, names) if counts and not _numbers(dict(enumerate(cells))) else None
 
     def _logged(self, now: float) -> Iterator[Record]:
         """Rows of the files that readers find."""
@@ -419,7 +426,7 @@ class RunFollower:
                 printed = wanted.read(text)
                 if printed is None:
                     continue
-                printed = read_parts(printed, wanted, text)
+                printed = read_parts(printed, wanted, text, by_words=pattern in BY_WORDS)
                 if printed.odd is None and says_nothing(printed.values, wanted.names):
                     self._announced[pattern] = printed if printed.step is not None else self._announced.get(pattern)
                     continue

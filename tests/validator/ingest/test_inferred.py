@@ -177,3 +177,27 @@ def test_a_number_that_is_nan_now_and_then_is_none(tmp_path: Path) -> None:
     lines = (f"{i}: {'nan' if i % 3 == 0 else round(2 + 2.5 * 0.97**i, 4)}\n" for i in range(1, 100))
     (tmp_path / "train.log").write_text("".join(lines))
     assert "loss" not in collect_dir(tmp_path).series
+
+
+def test_a_date_in_front_of_lines_of_no_known_format_times_them(tmp_path: Path) -> None:
+    lines = [
+        f"2024-10-26 01:0{i // 6}:{i % 6}8.956 | INFO | main:train:58 - [0.{30 + i}%] index={64 * i} crit={fall(i):.4f}"
+        for i in range(1, 31)
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    assert collect_dir(tmp_path).series["step_time_s"].values[3:] == pytest.approx(10 / 64, rel=1e-6)
+
+
+def test_of_a_row_of_nameless_numbers_none_is_taken_for_the_loss() -> None:
+    """The learning rate was, and a weight: they fall as well."""
+    rows = [
+        f"{100 * i:8d} {fall(i):.3e} {fall(i) / 7:.3e} {fall(i) / 9:.3e} {1e-3 * 0.99**i:.1e}" for i in range(1, 40)
+    ]
+    assert inferred_pattern(rows) is None
+
+
+def test_a_header_that_is_a_comment_names_the_columns(tmp_path: Path) -> None:
+    rows = [f"{1000 * i:7d} {fall(i):.3e} {fall(i) / 7:.3e} {1e-3 * 0.99**i:.1e}" for i in range(1, 40)]
+    (tmp_path / "lcurve.out").write_text("\n".join(["#  step rmse_trn rmse_e_trn lr", *rows]) + "\n")
+    loss = collect_dir(tmp_path).series["loss"]
+    assert loss.values.tolist() == pytest.approx([fall(i) for i in range(1, 40)], rel=1e-3)

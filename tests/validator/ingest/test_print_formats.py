@@ -325,6 +325,15 @@ def test_a_time_of_every_tenth_step_needs_a_clock_beside_it(
         ("Iter: {n} | Train Loss: 2.{n} | Dev Loss: 3.{n} | Dev F1-macro: 0.1", ("loss", "val_loss")),
         ("step {n} - train loss 2.{n} - test loss 3.{n}", ("loss", "val_loss")),
         ("[batch {n}/152, epoch 1/15]: loss_rmse:0.5 loss_det:0.4 loss_total:2.{n} binary_loss:0.1", ("loss",)),
+        (
+            "2026-08-03 16:43:1{n}.071006: Epoch {n}\n2026-08-03 16:43:1{n}.071209: Current learning rate: 0.01\n"
+            "2026-08-03 16:43:1{n}.493745: train_loss 2.{n}\n2026-08-03 16:43:1{n}.493920: val_loss 3.{n}\n"
+            "2026-08-03 16:43:1{n}.493980: Epoch time: 1.43 s",
+            ("loss", "val_loss", "step_time_s"),
+        ),
+        ("step: {n}, det loss: 9.0, bbox loss: 8.0, all_loss: 2.{n}", ("loss",)),
+        ("step:{n} - actor/pg_loss:0.0 - actor/kl_loss:0.1 - actor/loss:2.{n} - actor/lr:3e-05", ("loss",)),
+        ("{n} train 2.{n}\n{n} val 3.{n}", ("loss", "val_loss")),
     ],
     ids=[
         "Keras, the end of each bar",
@@ -339,6 +348,10 @@ def test_a_time_of_every_tenth_step_needs_a_clock_beside_it(
         "development",
         "test",
         "a total behind its parts",
+        "nnU-Net",
+        "all of the parts",
+        "verl",
+        "build-nanogpt's log.txt",
     ],
 )
 def test_older_lines_of_a_library_are_read_with_what_they_say(

@@ -353,3 +353,12 @@ def test_lists_beside_each_other_are_rows(tmp_path: Path) -> None:
     assert series["loss"].values.tolist() == losses
     assert series["loss"].steps.tolist() == list(range(1, 41))
     assert set(series["step_time_s"].values.tolist()) == {0.4}
+
+
+def test_rows_without_a_step_are_counted_where_a_loss_is_all_that_counts(tmp_path: Path) -> None:
+    """A table of `training_loss, training_acc, val_loss, val_acc` had no step, and nothing of it was read."""
+    lines = ["training_loss, training_acc, val_loss", *(f"{3 / i:.4f}, 0.5, {4 / i:.4f}" for i in range(1, 31))]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    series = collect_dir(tmp_path).series
+    assert series["loss"].steps.tolist() == series["val_loss"].steps.tolist() == list(range(1, 31))
+    assert series["val_loss"].values.tolist() == [round(4 / i, 4) for i in range(1, 31)]

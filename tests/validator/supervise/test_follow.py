@@ -168,6 +168,14 @@ def test_columns_are_found_by_name_wherever_they_stand(tmp_path: Path) -> None:
     assert (later.step, later.values["loss"]) == (19, 2.0)
 
 
+def test_rows_of_a_table_without_a_step_are_counted(tmp_path: Path) -> None:
+    follower = RunFollower(out=tmp_path, metrics=FILES)
+    _append(tmp_path / "training.csv", "train_loss,acc\n2.5,0.1\n2.4,0.2\n")
+    assert [(one.step, one.values["loss"]) for one in follower.look()] == [(1, 2.5), (2, 2.4)]
+    _append(tmp_path / "training.csv", "2.3,0.3\n")
+    assert [one.step for one in follower.look()] == [3]
+
+
 def test_a_table_that_is_joined_late_has_its_header_all_the_same(tmp_path: Path) -> None:
     follower = RunFollower(out=tmp_path, metrics=FILES, skip_to_last_bytes=100)
     rows = "".join(f"0,{step},2.5\n" for step in range(1000))
