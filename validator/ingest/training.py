@@ -35,6 +35,7 @@ from validator.ingest.telemetry import (
 )
 from validator.model.catalogue import METRICS
 from validator.model.columns import OF_VALIDATION
+from validator.model.loss_parts import is_opposed
 from validator.model.print_formats import Recipe
 from validator.model.result import Halt, InvalidWindow, PrintedFormat, RankProgress, Samples
 from validator.times import unix_seconds
@@ -165,12 +166,21 @@ def _read_known_format(state: ResultBuilder) -> None:
     if shown is None:
         return
     path, recipe, table = shown
+    # A library's bar, and lines of its user.
+    if not _shows_learning(table) and _read_inferred(state, above=2 * table.rows):
+        return
     state.evidence.printed = PrintedFormat(state.read_log.name(path), recipe.name, recipe.pattern, recipe.about)
     state.add_printed(table)
 
 
-def _read_inferred(state: ResultBuilder) -> None:
-    """The first log in which numbers rise like steps and fall like a loss, where none is in a known format."""
+def _shows_learning(table: StepTable) -> bool:
+    """Whether it has a loss, the parts of one, or what an agent earns."""
+    return not {"loss", "mean_reward"}.isdisjoint(table.columns) or any(map(is_opposed, table.columns))
+
+
+def _read_inferred(state: ResultBuilder, *, above: int = 0) -> bool:
+    """The first log in which numbers rise like steps and fall like a loss, where none is in a known format; whether
+    there is one, with more rows than `above`."""
     for path in state.texts or ():
         pattern = logs.inferred(path)
         table = None
@@ -178,7 +188,7 @@ def _read_inferred(state: ResultBuilder) -> None:
             table = logs.series(
                 path, pattern, state.read_log, longest=True, known=True, arrivals=state.evidence.arrivals
             )
-        if pattern is None or table is None or not table.columns:
+        if pattern is None or table is None or not table.columns or table.rows <= above:
             continue
         counted = "{row}" in pattern
         what = "a loss, each a step" if counted else "numbers that rise like steps and fall like a loss"
@@ -186,7 +196,8 @@ def _read_inferred(state: ResultBuilder) -> None:
         about = f"no known print format; the pattern was made from the numbers: {pattern}"
         state.evidence.printed = PrintedFormat(state.read_log.name(path), what, pattern, about)
         state.add_printed(table)
-        return
+        return True
+    return False
 
 
 def _read_evaluations(state: ResultBuilder, found: logs.LogFiles) -> None:

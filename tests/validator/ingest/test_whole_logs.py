@@ -202,3 +202,12 @@ def test_trainings_one_behind_the_other_are_told_apart_by_the_headings_of_epochs
     assert found["loss"] == (50, loss(49))
     assert found["val_loss"] == (50, loss(49) + 0.2)
     assert "diverging" not in of_folder(tmp_path / "train.log")
+
+
+def test_beside_a_bar_without_a_loss_lines_that_name_one_count(tmp_path: Path) -> None:
+    """The bar was read, and 30,000 losses were not."""
+    lines = []
+    for i in range(1, 41):
+        lines += [f"{100 * k // 6:3d}%|##        | {k}/6 [00:00<00:01,  8.11it/s]" for k in range(7)]
+        lines += [f"Loss:  {loss(i):.4f}"]
+    assert last_of(tmp_path, lines)["loss"] == (40, pytest.approx(loss(40), abs=1e-4))
