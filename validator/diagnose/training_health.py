@@ -27,6 +27,9 @@ _SAME_ROWS = 20
 _SAME_COARSE_ROWS = 100
 """Rows from which losses of two decimals that are all the same are no chance either."""
 
+_CLEAR_ERRORS, _CLEAR_RISE = 5.0, 0.1
+"""By how much the last third of a loss lies above the first if it rises: in errors of that, and as a share."""
+
 _LEVEL_ROWS, _LEVEL_TREND = 100, 2.0
 """Rows from which a loss that does not fall is named, and Mann and Kendall's statistic of a fall at most."""
 
@@ -208,9 +211,12 @@ def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
         return  # they say why
     first, last = values[: len(values) // 3], values[-(len(values) // 3) :]
     error = 2 * math.sqrt((first.var() + last.var()) / len(first))
+    rise = float(last.mean() - first.mean())
+    rises = rise > max(_CLEAR_ERRORS * error, _CLEAR_RISE * abs(float(first.mean())))
     yield Diagnosis(
-        f"The loss does not fall in {len(values)} rows: {format_number(float(first.mean()))} in the first third, "
-        f"{format_number(float(last.mean()))} in the last, where a fall of {error:.2g} would show.",
+        f"The loss {'rises' if rises else 'does not fall'} in {len(values)} rows: {format_number(float(first.mean()))} "
+        f"in the first third, {format_number(float(last.mean()))} in the last, where a fall of {error:.2g} would show.",
+        severity="warning" if rises else "info",
         because=[evidence(f"means of {len(first)} rows each", loss.source.path)],
         next_step="If this model should learn from these data, look at whether its weights move: print a parameter "
         "before and after a step, and compare what the optimizer was given with model.parameters(). Require "

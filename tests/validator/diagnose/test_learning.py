@@ -158,3 +158,12 @@ def test_steps_that_the_optimizer_skips(tmp_path: Path, first: int, every: int, 
     write_logs(folder, stdout="".join(lines) + "saving\n" * 60, rank=0)
     found = of_run(folder).get("zero-grad")
     assert (found.severity if found is not None else None) == severity
+
+
+@pytest.mark.parametrize(("growth", "severity"), [(0.3, "warning"), (0.05, "info"), (0.0, "info")])
+def test_a_loss_that_rises_slowly_from_the_start_is_a_warning(tmp_path: Path, growth: float, severity: str) -> None:
+    """One from 5.6 to 7.4, whose noise hid the minimum that it rose from, was an information."""
+    noise = random.Random(3)
+    losses = [6 * (1 + growth * i / 2000) + 0.6 * noise.gauss(0, 1) for i in range(2000)]
+    finding = of_run(healthy(tmp_path / "r", n=2000, losses=losses))["zero-grad"]
+    assert finding.severity == severity
