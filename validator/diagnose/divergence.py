@@ -61,8 +61,9 @@ _AGENT = re.compile(r"(?i)polic[iy]|value_loss|explained_var|advantage|(?<![a-z]
 
 _EXPLODED = 100.0
 
-_APART, _WIDE = 5.0, 1000.0
-"""Times its median of the first quarter at which a loss ends that another one works against, or that is of an agent."""
+_APART, _WIDE, _VANISHED = 5.0, 1000.0, 0.01
+"""Times what it was at which a loss ends that another one works against, or that is of an agent; and the share of it at
+which the other one has vanished."""
 
 
 def is_reward(name: str) -> bool:
@@ -151,22 +152,36 @@ def one_side_runs_away(run: RunFacts) -> Iterator[Diagnosis]:
     wins. A loss of values grows with what an agent earns, and has to grow a thousandfold."""
     if not run.training or run.series("loss") is not None:
         return
-    for name, series in run.result.series.items():
+    opposed = {name: one for name, one in run.result.series.items() if is_opposed(name)}
+    vanished = [name for name, one in opposed.items() if 0 <= _ends(one.values) < _VANISHED * _begins(one.values)]
+    for name, series in opposed.items():
         values = series.values[np.isfinite(series.values)]
-        if not is_opposed(name) or len(values) < _MANY_ROWS:
+        if len(values) < _MANY_ROWS:
             continue
         parts = [float(np.median(part)) for part in np.array_split(values, 8)]
-        was = float(np.median(values[: len(values) // 4]))
-        times = _WIDE if _AGENT.search(name) else _APART
-        if was > 0 and parts[-1] >= times * was and all(one < two for one, two in pairwise(parts[3:])):
-            begins, ends = format_number(was), format_number(parts[-1])
+        was, times = float(np.median(values[: len(values) // 4])), _WIDE if _AGENT.search(name) else _APART
+        on_and_on = parts[-1] >= times * was and all(one < two for one, two in pairwise(parts[3:]))
+        others = [one for one in vanished if one != name]
+        if was > 0 and (on_and_on or (others and parts[-1] >= times * _begins(values) > 0)):
+            begins, ends = (format_number(one) for one in (was if on_and_on else _begins(values), parts[-1]))
+            beside = f" {others[0]} vanishes." if others else ""
             yield _diverges(
-                f"{name} rises to the end, from {begins} to {ends}, and works against another loss: one side wins.",
+                f"{name} rises from {begins} to {ends}, and works against another loss: one side wins.{beside}",
                 "warning",
                 series,
-                f"medians of the first quarter and of the last eighth of {name}: {begins}, {ends}",
+                f"medians of the first rows and of the last eighth of {name}: {begins}, {ends}",
             )
             return
+
+
+def _begins(values: Floats) -> float:
+    """The median of the first rows; NaN without any."""
+    return float(np.median(values[: max(5, len(values) // 50)])) if len(values) else math.nan
+
+
+def _ends(values: Floats) -> float:
+    """The median of the last eighth."""
+    return float(np.median(values[-max(1, len(values) // 8) :])) if len(values) else math.nan
 
 
 @rule("diverging", "warning", of="run")

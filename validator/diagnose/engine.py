@@ -132,7 +132,7 @@ def _answered(finding: Finding, record: ValidationRecord) -> Finding:
     if finding.severity != "veto":
         return finding
     where = f"phase {finding.phase}" if phase is not None else "defaults"
-    runbook = "the runbook that validator init --from-run writes" if record.of_command else "the runbook"
+    runbook = "the runbook that validator init -- COMMAND writes" if record.of_command else "the runbook"
     answer = f"If this is right as it is, write accept_findings: [{finding.code}] in {where} of {runbook}."
     return finding.model_copy(update={"next_step": f"{finding.next_step} {answer}"})
 

@@ -14,7 +14,7 @@ from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, ev
 from validator.judge.config import is_coarse
 from validator.model.result import Series
 from validator.model.runbook import Watchdog
-from validator.stats.means import ROUNDED_NORM, fell, says_nsa, trend
+from validator.stats.means import ROUNDED_NORM, fell, print_step, says_nsa, trend
 from validator.text import format_number, format_percent
 
 _VOCABULARIES = (256, 257, 258, 259, 260, 320, 384, 512, 32000, 32768, 50257, 50304, 65536, 100277, 128256, 151936)
@@ -26,6 +26,10 @@ _START_NAT = 1.0
 _SAME_ROWS = 20
 _SAME_COARSE_ROWS = 100
 """Rows from which losses of two decimals that are all the same are no chance either."""
+
+_STILL_ROWS, _STILL, _STILL_DIGITS, _ENDED = 40, 0.95, 200.0, 1e-4
+"""Rows of a run, and the share of its second half with one loss, from which it stands still; how many steps of its
+print such a loss has at least; and the share of its maximum at which a learning rate has all but ended."""
 
 _CLEAR_ERRORS, _CLEAR_RISE = 5.0, 0.1
 """By how much the last third of a loss lies above the first if it rises: in errors of that, and as a share."""
@@ -191,6 +195,31 @@ def _switched_off(lr: Series) -> int | None:
     if off < max(_SAME_ROWS, first) or lr.values[used[-1]] < _AT_ONCE * lr.values.max():
         return None
     return int(lr.steps[first])
+
+
+@rule("zero-grad", "warning", of="run")
+def loss_stands_still(run: RunFacts) -> Iterator[Diagnosis]:
+    """A loss that is the same to its last digit in nearly all rows of the second half, where the learning rate has all
+    but ended: the weights no longer move. A loss alone may have settled."""
+    loss, lr = run.series("loss"), run.series("lr")
+    values = np.array([]) if loss is None else loss.values[np.isfinite(loss.values)]
+    if not run.training or loss is None or lr is None or len(values) < _STILL_ROWS:
+        return
+    if not 0 <= float(np.median(lr.values[len(lr.values) // 2 :])) < _ENDED * float(lr.values.max()):
+        return
+    half = values[len(values) // 2 :]
+    usual = float(np.median(half))
+    same = float((half == usual).mean())
+    if same < _STILL or abs(usual) < _STILL_DIGITS * print_step(values) or (values == usual).all():
+        return
+    yield Diagnosis(
+        f"The loss is {usual:.10g} in {format_percent(same)} of the {len(half)} rows of the second half: the weights "
+        "no longer move.",
+        severity="warning",
+        because=[evidence(f"loss = {usual:.10g}, row after row", loss.source.path)],
+        next_step="Look at the learning rate's schedule, which may have ended, and at what is frozen; a longer run "
+        "like this one learns nothing more.",
+    )
 
 
 @rule("zero-grad", "info", of="run")

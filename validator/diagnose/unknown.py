@@ -77,7 +77,7 @@ def not_judged(run: RunFacts) -> Iterator[Diagnosis]:
         for text, lacks in (
             ("stragglers: fewer than two ranks report compute_time_s", run.world_size > 1 and len(timed) < 2),
             ("NaN, divergence and zero losses: no loss", run.series("loss") is None and not parts),
-            (f"whether {listed(parts)} fall, for they work against each other", run.series("loss") is None and parts),
+            (f"a fall of {listed(parts)}: opposed losses need have none", run.series("loss") is None and parts),
             ("steadiness and pauses: no rate and no time per step", run.times is None and run.timed),
         )
         if lacks

@@ -268,7 +268,9 @@ def _spelled(parts: Sequence[str], columns: Sequence[Sequence[str]], groups: dic
     made = "" if parts[first].strip() else "^"
     start = 0 if made else first
     for place in range(start, last + 1):
-        made += re.sub(r"(?:\\ |\\\t)+", r"\\s+", re.escape(parts[place]))
+        text = re.sub(r"(?:\\ |\\\t)+", r"\\s+", re.escape(parts[place]))
+        # Blanks that fill a number's width are gone where it has more digits.
+        made += text.removesuffix("+") + "*" if re.search(r"(?:^|\W)\s+$", parts[place]) else text
         bar = parts[place].endswith("|") and not any(any(sign.isdigit() for sign in text) for text in columns[place])
         made += groups.get(place, "[^|]*" if bar else r"\S+?")
     return made

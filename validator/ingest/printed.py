@@ -33,6 +33,9 @@ _PAUSES = re.compile(
 )
 """Words of lines about what a trainer does between two steps."""
 
+_TROUBLE = re.compile(r"(?i)(?<![a-z])(?:error|exception|restart\w*|crash\w*|lost|failed|resum\w*)(?![a-z])")
+"""Words of lines that are about no planned pause, whatever else they name."""
+
 _SHOWN = 200
 """Characters of a line in which these words are looked for."""
 
@@ -49,7 +52,7 @@ _MOST_NAMES = 64
 
 _SKIPS = re.compile(
     r"(?i)(?:(?<!no )(?<![\w/.-])overflow(?:ed)?\b"
-    r"|\bskip(?:ped|ping)\b(?=[^\n]{0,30}\b(?:step|update|optimi[sz]er)s?\b)"
+    r"|\bskip(?:ped|ping)\b(?=[^\n]{0,30}\b(?:step|update|optimi[sz]er|batch|iteration)(?:e?s)?\b)"
     r"|\b(?:step|update)s?\b[^\n]{0,20}\b(?:skipped|not applied)\b)(?!\W{0,3}(?:\d|false|no\b|none))"
 )
 """A line that says of an update that it was left out, and no count of them."""
@@ -112,7 +115,7 @@ class PrintedRows:
             self.last_other = text if text.strip() else self.last_other
             if "row" in self.pattern.names and (begins := _EPOCH_BEGINS.search(text)) is not None:
                 self._begin_epoch(int(begins[1]))
-            if _PAUSES.search(text, 0, _SHOWN):
+            if _PAUSES.search(text, 0, _SHOWN) and not _TROUBLE.search(text, 0, _SHOWN):
                 self.pauses.append(number)
             return
         if printed.odd is None and says_nothing(printed.values, self.pattern.names):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from validator.ingest.read_log import printable
 from validator.model.columns import HEADERLESS, TOTALS, series_name
+from validator.model.loss_parts import part_name
 from validator.model.result import Floats, Steps
 
 _FURTHER = ("toks_per_s", "step_time_s", "compute_time_s", "grad_norm", "dt_fetch_s")
@@ -47,6 +48,8 @@ def _meant(place: int, names: Sequence[str]) -> str | None:
     name = names[place]
     if series_name(name) != name or name in TOTALS.values():
         return None  # a unit of its own, which is converted, or a rate of something else
+    if part_name(name) is not None:
+        return None  # a loss of its own beside the others
     right = sum(ours == theirs for ours, theirs in zip(HEADERLESS, names, strict=False))
     first = HEADERLESS[place] if place < len(HEADERLESS) and HEADERLESS[place] not in names and right >= 2 else None
     if first is not None and _near(name, first, 0.5) and (right == len(HEADERLESS) - 1 or not _variant(name, first)):

@@ -143,7 +143,7 @@ def _of_fall(fall: Fall, run: JudgedRun, limit: float) -> Found:
     if (others := others_in(series, slow=end, fast=before)) is not None:
         why = f"other programs used {format_number(others)} % of the machine's CPU then, and hardly any was left"
         return Found("INCONCLUSIVE", f"{message}; {why}: run it again without them.", lost, limit)
-    if lost < _BY_OTHERS_PCT and (all_along := others_throughout(series)) is not None:
+    if least < _BY_OTHERS_PCT and (all_along := others_throughout(series)) is not None:
         why = (
             f"other programs used {format_number(all_along)} % of the machine's CPU all along, and may leave less of it"
         )

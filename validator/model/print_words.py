@@ -82,6 +82,8 @@ _MEAN_REWARD = (
 )
 """What episodes reach on average, by which an agent is judged."""
 
+_LR = rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}"
+
 _VAL_LOSS = (
     rf"{_NAME}(?<!best )(?<!min )(?<!smoothed )(?:(?:avg|average|mean)[ _])?"
     rf"(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss\b{_IS}{{val_loss}}(?![\d.,]*\s?%)"
@@ -159,7 +161,7 @@ _VALUES = "".join(
         _optional(_MEAN_REWARD, needs="(?:rew|return)"),
         _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
         _optional(rf"(?<![a-z])(?:grad(?:ient)?[_ ]?norm|gnorm|(?<![_/])norm)\b{_IS}{{grad_norm}}", needs="norm"),
-        _optional(rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}", needs="(?:lr|learning)"),
+        _optional(_LR, needs="(?:lr|learning)"),
         _optional(_rate("toks_per_s", rf"{_RATE}(?!{_PER_RANK})"), needs="tok"),
         _optional(_rate("toks_per_s_per_rank", rf"{_RATE}{_PER_RANK}"), needs="tok"),
         _optional(
@@ -233,7 +235,7 @@ _STEPS = (
         r"(?:train(?:er|ing)?[ _/])?(?:global[ _]?|optimizer[ _]|current_)?steps?|num_updates",
         ("step", "num_upd"),
     ),
-    ("iteration and loss", r"iter(?:ation)?s?|itr|updates?", ("iter", "itr", "update")),
+    ("iteration and loss", r"iter(?:ation)?s?|itr|updates?|it", ("iter", "itr", "update", "it=", "it ", "it:")),
     ("batch and loss", "batch(?:_id)?", ("batch",)),
 )
 """Names of what counts, the more certain first: beside a step, an iteration or a batch may be a part of one."""
@@ -378,7 +380,8 @@ GENERAL: tuple[Recipe, ...] = (
         + ".*?"
         + "".join(rf"(?<!{word}[ _])" for word in ("val", "valid", "validation", "eval", "evaluation", "test", "dev"))
         + r"(?:\b|(?<=train_)|(?<=avg_)|(?<=average_)|(?<=mean_))loss\W+{loss}"
-        + _optional(_VAL_LOSS, needs="(?:val|dev|test)"),
+        + _optional(_VAL_LOSS, needs="(?:val|dev|test)")
+        + _optional(_LR, needs="(?:lr|learning)"),
         "a row an epoch",
         by_epochs=True,
     ),

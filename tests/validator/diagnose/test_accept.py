@@ -33,7 +33,7 @@ def test_a_bare_commands_runbook_is_written_first(tmp_path: Path) -> None:
     header = json.loads((root / "run.json").read_text())
     (root / "run.json").write_text(json.dumps(header | {"command": ["--", "python", "train.py"]}))
     assert finding(judged(root), "zero-loss").next_step.endswith(
-        "in phase baseline of the runbook that validator init --from-run writes."
+        "in phase baseline of the runbook that validator init -- COMMAND writes."
     )
 
 

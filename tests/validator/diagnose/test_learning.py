@@ -167,3 +167,26 @@ def test_a_loss_that_rises_slowly_from_the_start_is_a_warning(tmp_path: Path, gr
     losses = [6 * (1 + growth * i / 2000) + 0.6 * noise.gauss(0, 1) for i in range(2000)]
     finding = of_run(healthy(tmp_path / "r", n=2000, losses=losses))["zero-grad"]
     assert finding.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("last", "fades", "named"), [(1.0967, 0.67, True), (1.0967, 1.0, False), (0.0003, 0.67, False)]
+)
+def test_a_loss_that_stands_still_is_named(tmp_path: Path, last: float, fades: float, named: bool) -> None:
+    """The learning rate had ended at 1e-12: the loss was 1.0967 in 99 of 120 rows, and there was no word."""
+    columns = {
+        "losses": [round(last + 0.5 * 0.7**i, 4) for i in range(120)],
+        "lr": [0.1 * fades**i for i in range(120)],
+    }
+    finding = of_run(healthy(tmp_path / "r", n=120, **columns)).get("zero-grad")
+    assert (finding is not None and "no longer move" in finding.message) == named
+
+
+def test_batches_that_are_skipped_are_counted(tmp_path: Path) -> None:
+    """93 of 299 batches were, and a restart was taken for a checkpoint that explains a pause."""
+    lines = []
+    for i in range(1, 201):
+        lines += [f"it={i} loss={3 / i**0.5:.4f}"]
+        lines += [f"WARNING skipping batch {i}: inconsistent tensor size in collate"] if i % 3 == 0 else []
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    assert "an update was skipped" in of_folder(tmp_path)["zero-grad"].message

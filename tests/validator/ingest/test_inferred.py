@@ -42,7 +42,7 @@ def test_step_and_loss_are_found(form) -> None:
 
 def test_without_a_step_each_line_that_names_a_loss_is_one() -> None:
     lines = [f"train loss: {fall(i):.3f} lr 0.1" for i in range(12)]
-    assert inferred_pattern(lines) == r"{row}train\s+loss:\s+{loss}"
+    assert inferred_pattern(lines) == r"{row}train\s+loss:\s*{loss}"
 
 
 def test_a_loss_of_the_validation_in_a_line_of_its_own_is_no_part_of_the_pattern(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_loss_of_the_validation_in_a_line_of_its_own_is_no_part_of_the_pattern
     lines = []
     for i in range(12):
         lines += [f"Epoch {i + 1}/12", f"Training loss: {fall(i):.3f}", f"Validation loss: {fall(i) + 0.1:.3f}"]
-    assert inferred_pattern(lines) == r"{row}Training\s+loss:\s+{loss}"
+    assert inferred_pattern(lines) == r"{row}Training\s+loss:\s*{loss}"
     (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
     values = collect_dir(tmp_path).series["val_loss"].values
     assert values.tolist() == [pytest.approx(fall(i) + 0.1, abs=1e-3) for i in range(12)]
@@ -78,7 +78,7 @@ def test_a_word_that_names_another_measure_is_no_loss() -> None:
 
 def test_lines_in_chinese_are_read_by_their_words() -> None:
     lines = [f"第{i}轮 训练损失: {fall(i):.3f} 验证损失: {fall(i) + 0.1:.3f} 准确率: 0.{90 - i}" for i in range(1, 13)]
-    assert inferred_pattern(lines) == r"第{step}轮\s+训练损失:\s+{loss}\s+验证损失:\s+{val_loss}"
+    assert inferred_pattern(lines) == r"第{step}轮\s+训练损失:\s*{loss}\s+验证损失:\s*{val_loss}"
 
 
 def test_a_progress_bar_gives_the_running_time() -> None:
@@ -201,3 +201,12 @@ def test_a_header_that_is_a_comment_names_the_columns(tmp_path: Path) -> None:
     (tmp_path / "lcurve.out").write_text("\n".join(["#  step rmse_trn rmse_e_trn lr", *rows]) + "\n")
     loss = collect_dir(tmp_path).series["loss"]
     assert loss.values.tolist() == pytest.approx([fall(i) for i in range(1, 40)], rel=1e-3)
+
+
+def test_blanks_that_fill_a_number_up_are_gone_where_it_has_more_digits(tmp_path: Path) -> None:
+    """`[ 9999/11000]` was read and `[10000/11000]` was not: a healthy trainer was NO-GO from there on."""
+    pattern = inferred_pattern(f"[{i:5d}/11000] err={fall(i):.4f}" for i in range(1, 60))
+    assert pattern is not None
+    printed = line_pattern(pattern).read("[10000/11000] err=0.0123")
+    assert printed is not None
+    assert (printed.step, printed.values["loss"]) == (10000, 0.0123)

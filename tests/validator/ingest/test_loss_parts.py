@@ -84,6 +84,13 @@ def test_a_table_of_parts_has_their_sum(tmp_path: Path) -> None:
     assert values.tolist() == pytest.approx([1.5 * fall(i) for i in range(1, 201)], rel=1e-4)
 
 
+def test_one_side_that_wins_at_once_is_found(tmp_path: Path) -> None:
+    """From 1.4 to 0.0001, and from 0.8 to 10, was GO."""
+    rows = (f"{i},{1.4 * math.exp(-i / 15) + 1e-4:.6f},{10 - 9.2 * math.exp(-i / 40):.4f}" for i in range(200))
+    (tmp_path / "losses.csv").write_text("\n".join(["iteration,loss_d,loss_g", *rows]) + "\n")
+    assert found_in(tmp_path) == {("diverging", "warning")}
+
+
 def test_keys_of_a_logger_that_are_parts_have_their_sum(tmp_path: Path) -> None:
     rows = [{"step": i, "loss/cls": fall(i), "loss/box": fall(i) / 2} for i in range(1, 201)]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -121,6 +128,7 @@ def test_opposed_losses_are_series_of_their_own(
         (lambda i: 1.5 + i % 5 / 10, set()),
         (lambda i: 6 - 4 * math.exp(-i / 20) + i % 5 / 10, set()),  # it rises early, and settles
         (lambda i: 1.5 + 0.2 * i, {("diverging", "warning")}),
+        (lambda i: 10 - 9 * math.exp(-i / 10), set()),  # the other one does not vanish
         (lambda i: math.nan if i > 150 else 1.5 + i % 5 / 10, {("nonfinite-values", "veto"), ("nan-loss", "veto")}),
     ],
 )

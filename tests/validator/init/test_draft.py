@@ -111,6 +111,13 @@ def test_a_trainer_without_a_loss_is_declared_to_have_none() -> None:
     text = draft(watched("train.py", reading("step_time_s")), name="made", base=Path("/"))
     assert loads(text).trainer.metrics.no_loss
     assert "loss." not in text
+    source = SourceFile(path="losses.csv", sha256="0" * 64, bytes=1)
+    steps = np.arange(1, 13)
+    own = {name: Series(name, "", steps, np.linspace(1, 2, 12), source) for name in ("loss_d", "loss_g")}
+    opposed = reading("loss")
+    opposed = replace(opposed, metrics={"csv": "losses.csv"}, result=replace(opposed.result, series=own))
+    text = draft(watched("train.py --out_dir o", opposed), name="made", base=Path("/"))
+    assert loads(text).trainer.metrics.no_loss, "a criterion on its loss made the runbook invalid, and none was written"
     assert "no_loss" not in draft(watched("train.py", reading("loss", "step_time_s")), name="made", base=Path("/"))
 
 

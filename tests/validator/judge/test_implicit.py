@@ -434,6 +434,20 @@ def test_a_fall_beside_others_that_crowd_the_cpu_all_along_may_be_theirs(slower:
     assert ("60 % of the machine's CPU all along" in found.message) is (status == "INCONCLUSIVE")
 
 
+def test_a_fall_beside_others_counts_by_the_least_that_it_may_be() -> None:
+    """25.9 % lower, at least 6 % by its interval, was NO-GO on a machine of which others used 94 %."""
+    times = ar1(300, cv=0.35, phi=0.6, seed=3) * np.where(np.arange(300) < 200, 1.0, 1.4)
+    sampled = {
+        f"telemetry.{name}": series(f"telemetry.{name}", np.full(300, pct), unit="%")
+        for name, pct in (("host_cpu_pct", 99.0), ("host_other_cpu_pct", 60.0))
+    }
+    runs = [run_record("baseline", found=result(times=np.maximum(times, 0.1), series=sampled))]
+    found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
+    assert isinstance(found.observed, float)
+    assert found.observed > 25
+    assert found.status == "INCONCLUSIVE"
+
+
 def test_a_long_run_whose_rate_nothing_tells_is_not_failed_for_it() -> None:
     runs = [run_record("baseline", found=result(without=["toks_per_s", "step_time_s"]))]
     found = verdict(judge_one("loss.last < loss.first", kind="soak", runs=runs), "sustained_rate")
