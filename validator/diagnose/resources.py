@@ -31,7 +31,7 @@ _ENDED = re.compile(
 )
 _DECIMAL = re.compile(r"(?<![\w.])\d+\.\d{2,}")
 _ROWS_BEHIND = 3
-"""Lines with such a number behind the last error from which the training went on."""
+"""Lines with such a number behind the last error from which the training continued."""
 
 
 @rule("oom", "warning", of="run")
