@@ -24,7 +24,7 @@ _NO_PART = frozenset(
         *("avg", "average", "mean", "ema", "smooth", "smoothed", "running", "total", "sum", "overall", "epoch", "step"),
         *("all", "full", "joint", "combined", "scale", "scaler", "scaling", "weight", "weights", "coef", "fn", "std"),
         *("var", "ratio", "target", "final", "initial", "lm", "curr", "current", "batch", "reduced", "iter"),
-        *("is", "at", "on", "of", "the", "for"),
+        *("is", "at", "on", "of", "the", "for", "info", "debug", "root", "main", "warning"),
     }
 )
 """Words beside `loss` that make it the whole one, another view of it, or no loss."""
@@ -33,6 +33,12 @@ _OPPOSED = frozenset(
     {*PARTS, "pg", "vf", "pi", "real", "fake", "adv", "adversarial", "entropy", "q", "qf", "qf1", "qf2", "alpha"}
 )
 _MOST = 12
+
+_WHOLE = re.compile(
+    r"(?i)(?:(?:^|[^\w\s/.-]|\d)\s{0,4}|(?<![a-z])(?:train(?:ing)?|total|all|overall|full|lm|batch|step|info)[ _/])"
+    rf"loss[\"')]{{0,2}}\s{{0,8}}[:=]?\s{{0,8}}(?:tensor\()?({NUMBER})"
+)
+"""The whole loss by its own name, behind a sign, a number, or a word that says so."""
 
 
 def part_name(shown: str) -> str | None:
@@ -91,4 +97,6 @@ def read_parts(printed: Printed, pattern: LinePattern, line: str, *, by_words: b
     if len(parts) < 2 or (whole is not None and repr(whole) not in map(repr, parts.values())):
         return printed
     others = {name: value for name, value in printed.values.items() if name != "loss"}
-    return printed._replace(values={**parts, **others})
+    named = None if whole is None else _WHOLE.search(line)
+    own = None if named is None else parse_number(named[1])
+    return printed._replace(values={**others, "loss": own} if own is not None else {**parts, **others})

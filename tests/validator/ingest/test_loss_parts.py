@@ -72,6 +72,24 @@ def test_the_loss_is_the_sum_where_no_line_names_the_whole(tmp_path: Path, line:
     assert loss.values.tolist() == pytest.approx([1.5 * fall(i) for i in range(1, 201)], rel=1e-4)
 
 
+@pytest.mark.parametrize("line", ["loss: {x}, cls loss: {x}, box loss: 0.0", "cls loss {x} | box loss 0.0 | loss {x}"])
+def test_a_whole_loss_beside_its_parts_is_the_loss_also_where_it_equals_one(tmp_path: Path, line: str) -> None:
+    for name, last in (("nan", "nan"), ("equal", "0.5")):
+        (tmp_path / name).mkdir()
+        shown = written(
+            tmp_path / name, lambda i, last=last: f"step {i} " + line.format(x=fall(i) if i < 150 else last)
+        )
+        values = shown.series["loss"].values
+        assert len(values) == 200
+        assert math.isnan(values[-1]) == (name == "nan")
+
+
+def test_a_whole_loss_behind_its_parts_is_the_loss(tmp_path: Path) -> None:
+    line = "step {} cls loss {} | box loss 0.1 | loss {:.4f}"
+    values = written(tmp_path, lambda i: line.format(i, fall(i), fall(i) + 0.1)).series["loss"].values
+    assert values.tolist() == [pytest.approx(fall(i) + 0.1, abs=1e-4) for i in range(1, 201)]
+
+
 def test_a_part_that_blows_up_is_a_diverging_loss(tmp_path: Path) -> None:
     written(tmp_path, lambda i: f"step {i} loss_a {fall(i)} loss_b {fall(i) * 1.03 ** max(0, i - 100):.5f}")
     assert ("diverging", "veto") in found_in(tmp_path)
