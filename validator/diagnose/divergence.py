@@ -125,8 +125,7 @@ def what_is_learned_is_lost(run: RunFacts) -> Iterator[Diagnosis]:
     for name, series in run.result.series.items():
         if is_reward(name) and (risen := _risen(replace(series, values=-series.values))) is not None:
             low, high, at, since = risen
-            finite = series.values[np.isfinite(series.values)]
-            begins = float(np.median(finite[: max(3, len(finite) // _SMOOTH_SHARE)]))
+            begins = _begins(series.values[np.isfinite(series.values)])
             yield _diverges(
                 f"{name} falls from {format_number(-low)} near step {since} to {format_number(-high)} at the end, and "
                 f"began at {format_number(begins)}.",
@@ -176,7 +175,7 @@ def one_side_runs_away(run: RunFacts) -> Iterator[Diagnosis]:
 
 def _begins(values: Floats) -> float:
     """The median of the first rows; NaN without any."""
-    return float(np.median(values[: max(5, len(values) // 50)])) if len(values) else math.nan
+    return float(np.median(values[: max(3, len(values) // _SMOOTH_SHARE)])) if len(values) else math.nan
 
 
 def _ends(values: Floats) -> float:

@@ -19,10 +19,9 @@ _GROWTH_ROWS = 30
 _GROWTH_SHARE = 0.01
 _GROWTH_MIB = 16.0
 
-_RAISED = re.compile(
-    r"(?:\[?rank ?\d+\]?:? *|\d+: *)?(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|\s*$)"
-)
-_IN_TRACE = re.compile(r"(?:\[?rank ?\d+\]?:? *|\d+: *)?(?:\s+\S|\^|File \"|Traceback )")
+_RANK = r"(?:\[?rank ?\d+\]?:? *|\d+: *)?"
+_RAISED = re.compile(_RANK + r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|\s*$)")
+_IN_TRACE = re.compile(_RANK + r"(?:\s+\S|\^|File \"|Traceback )")
 """The last line of a traceback, and the lines before it."""
 
 _ENDED = re.compile(

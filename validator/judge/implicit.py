@@ -310,13 +310,19 @@ def _finite_parts(run: JudgedRun) -> Found:
     parts = {name: one for name, one in series.items() if is_opposed(name)}
     if not parts:
         return Found("SKIPPED", "No loss is read: NaN or divergence would not be seen.")
-    for name, one in parts.items():
-        bad = np.flatnonzero(~np.isfinite(one.values))
-        if bad.size:
-            step = int(one.steps[bad[0]])
-            message = f"{name} is {one.values[bad[0]]:g} at step {step}, and not finite in {len(bad)} rows."
-            return Found("FAIL", message, f"{one.values[bad[0]]:g}", "finite")
-    return Found("PASS", f"No line names the whole loss; its parts {listed(list(parts))} are finite in every row.")
+    passed = Found("PASS", f"No line names the whole loss; its parts {listed(list(parts))} are finite in every row.")
+    return next(filter(None, (_not_finite(name, one) for name, one in parts.items())), passed)
+
+
+def _not_finite(name: str, series: Series) -> Found | None:
+    """A failure where a loss of this name is not finite in every row."""
+    bad = np.flatnonzero(~np.isfinite(series.values))
+    if not bad.size:
+        return None
+    step, value = int(series.steps[bad[0]]), float(series.values[bad[0]])
+    message = f"{name} is {value} at step {step}, and not finite in {len(bad)} of {len(series.values)} rows."
+    where = Seen(path=series.source.path, where=f"step {step}", text=f"{series.name} = {value}")
+    return Found("FAIL", message, str(value), "finite", (where,))
 
 
 def _finite(run: JudgedRun, *, lacks: str | None) -> Found:
@@ -326,12 +332,9 @@ def _finite(run: JudgedRun, *, lacks: str | None) -> Found:
         return _finite_parts(run)
     if loss is None:
         return Found("INCONCLUSIVE", f"No loss was recorded; {lacks}.")
-    bad = np.flatnonzero(~np.isfinite(loss.values))
-    if len(bad):
-        step, value = int(loss.steps[bad[0]]), float(loss.values[bad[0]])
-        message = f"Loss is {value} at step {step}, and not finite in {len(bad)} of {len(loss.values)} rows."
-        where = Seen(path=loss.source.path, where=f"step {step}", text=f"loss = {value}")
-        return Found("FAIL", message, str(value), "finite", (where,))
+    failed = _not_finite("Loss", loss)
+    if failed is not None:
+        return failed
     rows = Seen(path=loss.source.path, text=f"{len(loss.values)} rows")
     found = None if run.measurement is None else run.measurement.windows.get("loss")
     if found is not None and found.invalid is not None:

@@ -26,7 +26,7 @@ _CLEAR = 2.0
 """Times the limit, from which a fall is never taken for what a rate varies by."""
 
 _BY_OTHERS_PCT = 25.0
-"""A fall below this may be that of what other programs leave, where they crowd the CPU all along."""
+"""A fall that may be below this may be that of what other programs leave, where they crowd the CPU all along."""
 
 _LONGER = 3
 """Times as many steps, which show whether a rate comes back."""

@@ -141,13 +141,13 @@ def renamed(cells: Sequence[str], series: Mapping[str, str]) -> list[str]:
     return [series.get(cell, f"{cell} (unnamed)" if cell.lower() in taken else cell) for cell in cells]
 
 
-_OF_THE_MOMENT = re.compile(r"time|stamp|clock|wall|elapsed|epoch|tokens|samples|iter|batch|update", re.IGNORECASE)
+_MAY_COUNT = re.compile(r"time|stamp|clock|wall|elapsed|epoch|tokens|samples|iter|batch|update", re.IGNORECASE)
 
 
 def rows_count(names: Sequence[str]) -> bool:
     """Whether the rows of a table with these columns are steps by their number: a loss has no step beside it, and
     nothing that may show one."""
-    return "loss" in names and "step" not in names and not any(map(_OF_THE_MOMENT.search, names))
+    return "loss" in names and "step" not in names and not any(map(_MAY_COUNT.search, names))
 
 
 def separator(head: str) -> str:

@@ -24,7 +24,7 @@ _NO_PART = frozenset(
         *("avg", "average", "mean", "ema", "smooth", "smoothed", "running", "total", "sum", "overall", "epoch", "step"),
         *("all", "full", "joint", "combined", "scale", "scaler", "scaling", "weight", "weights", "coef", "fn", "std"),
         *("var", "ratio", "target", "final", "initial", "lm", "curr", "current", "batch", "reduced", "iter"),
-        *("is", "at", "on", "of", "the", "for", "info", "debug", "root", "main", "warning"),
+        *("is", "at", "on", "of", "the", "for", "info", "debug", "root", "warning"),
     }
 )
 """Words beside `loss` that make it the whole one, another view of it, or no loss."""
