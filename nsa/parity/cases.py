@@ -11,7 +11,7 @@ from nsa.attention import NSAAux, nsa_attention
 from nsa.attention.dispatch import Impl, load_kernels
 from nsa.parity.oracle import OracleResult, oracle_attention
 
-__all__ = ["Case", "devices", "implementations", "inputs", "relative_error", "run_impl", "run_oracle"]
+__all__ = ["KERNEL_CASE", "Case", "devices", "implementations", "inputs", "relative_error", "run_impl", "run_oracle"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Case:
     def geometry(self) -> dict[str, int]:
         """The keyword arguments that set block sizes."""
         return {name: asdict(self)[name] for name in ("l", "d", "l_sel", "n_sel", "w")}
+
+
+KERNEL_CASE = Case(B=1, S=333, G=1, heads_per_group=4, Dk=64, Dv=64, n_sel=4, w=100)
+"""What the fused kernels are compared on: they are built for real head sizes only."""
 
 
 def devices() -> list[str]:

@@ -9,14 +9,14 @@ import torch
 
 from nsa.attention import fallback_counters
 from nsa.attention.dispatch import Impl
-from nsa.parity.cases import Case, devices, implementations, inputs, relative_error, run_impl, run_oracle
+from nsa.parity.cases import KERNEL_CASE, Case, devices, implementations, inputs, relative_error, run_impl, run_oracle
 from nsa.parity.oracle import selection_defects
 
 CASES = {
     "several_groups": Case(B=2, S=100, G=2, heads_per_group=3, Dk=8, Dv=6, l=8, d=4, l_sel=16, n_sel=4, w=20),
     "one_head_per_group": Case(B=1, S=65, G=3, heads_per_group=1, Dk=6, Dv=10, l=4, d=2, l_sel=8, n_sel=3, w=5),
     "shorter_than_a_block": Case(B=1, S=5, G=1, heads_per_group=4, Dk=8, Dv=8, l=8, d=8, l_sel=8, n_sel=2, w=3),
-    "default_sizes": Case(B=1, S=333, G=1, heads_per_group=4, Dk=64, Dv=64, n_sel=4, w=100),
+    "default_sizes": KERNEL_CASE,
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # Scores that differ by less than this are equal within the rounding of the type that they are computed in.
@@ -28,15 +28,19 @@ def _parameters() -> list[Any]:
     runs: list[Any] = []
     for device in devices():
         for impl, dtype in implementations(device):
-            # The fused kernels are built for real head sizes only.
-            names = ["default_sizes"] if impl == "triton" else list(CASES)
             kind = str(dtype).removeprefix("torch.")
-            runs += [pytest.param(device, impl, dtype, n, id=f"{device}-{impl}-{kind}-{n}") for n in names]
+            runs += [
+                pytest.param(device, impl, dtype, name, id=f"{device}-{impl}-{kind}-{name}")
+                for name, case in CASES.items()
+                if case is KERNEL_CASE or impl != "triton"
+            ]
     return runs
 
 
 @pytest.mark.parametrize(("device", "impl", "dtype", "name"), _parameters())
-def test_equivalence(device: str, impl: Impl, dtype: torch.dtype, name: str) -> None:
+def test_equivalence(device: str, impl: Impl, dtype: torch.dtype, name: str, request: pytest.FixtureRequest) -> None:
+    if impl == "triton":
+        request.getfixturevalue("compiled_kernels")
     case = CASES[name]
     xs = inputs(case, device=device, dtype=dtype)
     upstream = torch.randn(case.B, case.S, case.G * case.heads_per_group, case.Dv)
