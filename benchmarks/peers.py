@@ -1,9 +1,10 @@
-"""Attention beside its peers in one run: ``python -m benchmarks.peers [--flash-nsa DIR] [--nsa-triton DIR]``.
+"""Attention beside its peers in one run: ``python -m benchmarks.peers``.
 
-Dense causal attention by cuDNN and by FlashAttention-4 (package ``flash-attn-4``), and two public implementations of
-Native Sparse Attention where their packages lie in the folders given: ``flash_nsa`` (repository
-mdy666/Scalable-Flash-Native-Sparse-Attention) and ``native_sparse_attention`` (repository
-XunhaoLai/native-sparse-attention-triton).
+Dense causal attention by cuDNN and by FlashAttention-4 (package ``flash-attn-4``), and three public implementations of
+Native Sparse Attention where their packages lie in the folders given: ``flash_nsa`` (``--flash-nsa DIR``, repository
+mdy666/Scalable-Flash-Native-Sparse-Attention), ``native_sparse_attention`` (``--nsa-triton DIR``, repository
+XunhaoLai/native-sparse-attention-triton), and ``fsa`` with ``nsa_ref`` (``--fsa DIR``, repository
+Relaxed-System-Lab/Flash-Sparse-Attention).
 
 All take the same queries, keys, values and gates; the branches share keys and values, for no peer knows three pairs.
 Outputs are compared before anything is timed, the sparse ones with ours and the dense ones with each other; who is off
@@ -30,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from triton.runtime.errors import OutOfResources
+from triton.errors import TritonError
 
 from benchmarks.attention_gpu import limit_ms, median_ms, table
 from benchmarks.kernels_beside import SHAPES
@@ -43,10 +44,7 @@ L, D, BLOCK, TOP, WINDOW = SIZES
 SPARSE_BOUND, DENSE_BOUND = 0.1, 1e-2
 GRAPH_UP_TO = 8192
 """Tokens of the longest sequence that is timed from a graph too."""
-_UNFIT = (
-    ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError,
-    OutOfResources,
-)  # fmt: skip
+_UNFIT = (ImportError, AttributeError, AssertionError, TypeError, ValueError, RuntimeError, TritonError)
 """What a peer may end with that is not there, or not made for the shape or the versions at hand."""
 
 
@@ -147,19 +145,20 @@ def _window() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return attend
 
 
-def nsa_triton(x: Inputs) -> Callable[[], Tensor]:
-    peer, window, S = importlib.import_module("native_sparse_attention.ops"), _window(), x.q.shape[1]
+def _of_branches(ops: Any, attend_chosen: Callable[..., Tensor], x: Inputs) -> Callable[[], Tensor]:
+    """Compressed branch and choice of blocks by ``ops``, the chosen blocks by ``attend_chosen``."""
+    window, S = _window(), x.q.shape[1]
     ends = torch.tensor([0, S], dtype=torch.int32, device="cuda")
 
     def forward() -> Tensor:
         q, k, v = (t[0] for t in x.leaves)
-        kc, compressed_ends = peer.avgpool_compress(k, None, ends, L, D)
-        vc, _ = peer.avgpool_compress(v, None, ends, L, D)
+        kc, compressed_ends = ops.avgpool_compress(k, None, ends, L, D)
+        vc, _ = ops.avgpool_compress(v, None, ends, L, D)
         n_compressed = (S - L) // D + 1
-        o_cmp, top = peer.compressed_attention(
+        o_cmp, top = ops.compressed_attention(
             q, kc, vc, L, D, BLOCK, TOP, ends, compressed_ends, S, n_compressed, None, 1, 2
         )  # fmt: skip
-        o_sel = peer.topk_sparse_attention(q, k, v, top, BLOCK, ends, None)
+        o_sel = attend_chosen(q, k, v, top, BLOCK, ends, None)
         gates = x.gates.to(q.dtype)
         o: Tensor = gates[..., :1] * o_cmp + gates[..., 1:2] * o_sel + gates[..., 2:] * window(*x.leaves)
         return o
@@ -167,7 +166,19 @@ def nsa_triton(x: Inputs) -> Callable[[], Tensor]:
     return forward
 
 
-SPARSE: dict[str, Make] = {"ours": ours, "flash_nsa": flash_nsa, "NSA-triton": nsa_triton}
+def nsa_triton(x: Inputs) -> Callable[[], Tensor]:
+    ops = importlib.import_module("native_sparse_attention.ops")
+    return _of_branches(ops, ops.topk_sparse_attention, x)
+
+
+def fsa(x: Inputs) -> Callable[[], Tensor]:
+    """Its own kernels are for groups of up to eight heads; for larger ones its layer takes those beside them."""
+    ops, own = importlib.import_module("nsa_ref.ops"), importlib.import_module("fsa.ops")
+    few = x.q.shape[2] // x.k.shape[2] <= 8
+    return _of_branches(ops, own.FSA_topk_sparse_attention if few else ops.topk_sparse_attention, x)
+
+
+SPARSE: dict[str, Make] = {"ours": ours, "flash_nsa": flash_nsa, "NSA-triton": nsa_triton, "FSA": fsa}
 DENSE: dict[str, Make] = {"dense cuDNN": dense_cudnn, "dense FA4": dense_fa4}
 
 
@@ -247,11 +258,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flash-nsa", type=Path, help="folder that holds the package flash_nsa")
     parser.add_argument("--nsa-triton", type=Path, help="folder that holds the package native_sparse_attention")
+    parser.add_argument("--fsa", type=Path, help="folder that holds the packages fsa and nsa_ref")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     need_gpu("peers")
-    sys.path[:0] = [str(path) for path in (arguments.flash_nsa, arguments.nsa_triton) if path is not None]
+    folders = (arguments.flash_nsa, arguments.nsa_triton, arguments.fsa)
+    sys.path[:0] = [str(path) for path in folders if path is not None]
     names = arguments.shapes.split(",")
     warm([Shape(*SHAPES[name]) for name in names])
     result: dict[str, Any] = {

@@ -102,7 +102,11 @@ def test_a_peer_that_is_off_or_not_there_has_a_reason_and_no_time(monkeypatch: p
     def absent(x: peers.Inputs) -> Callable[[], Tensor]:
         raise ImportError("No module named 'flash_nsa'")
 
+    def untranslated(x: peers.Inputs) -> Callable[[], Tensor]:
+        raise peers.TritonError("arange's arguments must be of type tl.constexpr")
+
     assert peers.timed(near, x, wanted, 1e-2)[0] == {"forward_ms": 2.0, "both_ms": 2.0}
+    assert peers.timed(untranslated, x, wanted, 1e-2)[0]["reason"].startswith("TritonError: arange's")
     assert "off by" in peers.timed(off, x, wanted, 1e-2)[0]["reason"]
     assert peers.timed(absent, x, wanted, 1e-2)[0] == {"reason": "ImportError: No module named 'flash_nsa'"}
 
@@ -110,7 +114,7 @@ def test_a_peer_that_is_off_or_not_there_has_a_reason_and_no_time(monkeypatch: p
 def test_ratios_are_to_the_fastest_peer_that_was_timed() -> None:
     row = {
         "ours": {"both_ms": 10.0}, "flash_nsa": {"both_ms": 20.0}, "NSA-triton": {"reason": "off by 2"},
-        "dense cuDNN": {"both_ms": 5.0}, "dense FA4": {"reason": "ImportError"},
+        "FSA": {"both_ms": 30.0}, "dense cuDNN": {"both_ms": 5.0}, "dense FA4": {"reason": "ImportError"},
     }  # fmt: skip
     assert peers.ratios(row, 4.0) == {"best_nsa": 0.5, "dense_fa4": None, "share_of_limit": 0.4}
     row["ours"]["graph_ms"], row["dense FA4"] = 8.0, {"both_ms": 9.0, "graph_ms": 4.0}
