@@ -3,6 +3,7 @@
     python -m benchmarks.reading                     one million rows, eight ranks, a million lines each
     python -m benchmarks.reading --steps 100000      a tenth of it
     python -m benchmarks.reading --folder DIR        keep the generated run there and use it again
+    python -m benchmarks.reading --lines 30000       printed logs of so many lines, one in each of six formats
 
 The memory is the largest sum of resident sizes over the command and all its descendants, looked at ten times a second;
 libraries that they share are counted in each.
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -75,6 +77,27 @@ def generate(folder: Path, *, steps: int, ranks: int) -> None:
         pool.map(write_heartbeat, [(folder, rank, steps) for rank in range(ranks)])
 
 
+def lines(name: str, count: int) -> Iterator[str]:
+    """What a trainer prints, a line per step: known formats, words in no known format, and neither."""
+    noise = random.Random(1)
+    for step in range(1, count + 1):
+        loss, took_s, norm = 2 + 8 / (1 + step / 3000) + noise.gauss(0, 0.05), noise.gauss(0.21, 0.004), noise.random()
+        clock = f"{step // 3600 % 24:02}:{step // 60 % 60:02}:{step % 60:02}"
+        yield {
+            "words": f"2026-11-03 {clock},123 INFO train: step {step} loss {loss:.4f} lr 3.00e-04 grad_norm {norm:.3f} "
+            f"{1e3 * took_s:.1f} ms/step",
+            "numbers": f"[{step:>7}] L={loss:.4f} | gn {norm:.3f} | {took_s:.3f}s/it | mem 31.2G | tok 65536",
+            "records": f'{{"step": {step}, "loss": {loss:.4f}, "grad_norm": {norm:.3f}, "step_time": {took_s:.4f}}}',
+            "Trainer": f"{{'loss': {loss:.4f}, 'grad_norm': {norm:.4f}, 'learning_rate': 3e-4, "
+            f"'epoch': {step / 5e3:.3f}}}",
+            "bar": f"Epoch 0: {100 * step // count:3}%|####  | {step}/{count} [{clock}<02:11, {1 / took_s:.2f}it/s, "
+            f"loss={loss:.3f}, v_num=0]",
+            "Megatron": f" [2026-11-03 {clock}] iteration {step:8}/{count:8} | consumed samples: {256 * step:12} | "
+            f"elapsed time per iteration (ms): {1e3 * took_s:.1f} | learning rate: 3.000E-04 | lm loss: {loss:.6E} | "
+            f"grad norm: {norm:.3f} | number of nan iterations:   0 |",
+        }[name]
+
+
 def resident_bytes(process: psutil.Process) -> int:
     """Resident size of a process and all below it, now."""
     total = 0
@@ -105,13 +128,30 @@ def measure(folder: Path) -> tuple[float, float, float, int]:
     return took_s, cpu_s, peak / 2**20, rc
 
 
+def measure_logs(count: int) -> None:
+    """A line for each printed log."""
+    with tempfile.TemporaryDirectory(prefix="validator-reading-") as folder:
+        for name in ("words", "numbers", "records", "Trainer", "bar", "Megatron"):
+            log = Path(folder, f"{name}.log")
+            log.write_text("\n".join(lines(name, count)) + "\n")
+            took_s, cpu_s, peak_mib, _ = measure(log)
+            print(
+                f"{name}: {count:,} lines, {log.stat().st_size / 1e6:.1f} MB: {took_s:.1f} s wall, "
+                f"{cpu_s:.1f} s of CPU, {peak_mib:.0f} MiB at most"
+            )
+
+
 def main() -> None:
     """Generate, measure, and say it in a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--lines", type=int)
     args = parser.parse_args()
+    if args.lines is not None:
+        measure_logs(args.lines)
+        return
     root = args.folder or Path(tempfile.mkdtemp(prefix="validator-reading-"))
     run = root / f"run-{args.steps}-{args.ranks}"
     try:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from validator.model.columns import OF_EVALUATION
+from validator.model.line_search import LineSearch, Match
 from validator.model.moments import CLOCK, MOMENT, seconds_of
 
 NUMBER = (  # 1,234.5 | 1_234 | 2.31 | 1.2e-4 | .5 | 39k, 39ktok/s | NaN, -inf, Infinity
@@ -130,22 +131,33 @@ class Printed(NamedTuple):
 
 
 class LinePattern:
-    """A pattern for the lines of a log: its `text`, and the `names` of its groups."""
+    """A pattern for the lines of a log: its `text`, and the `names` of its groups.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        text: the regular expression, with short groups.
+        alike: as of :class:`LineSearch`.
+    """
+
+    def __init__(self, text: str, *, alike: bool = False) -> None:
         self.text = text
-        spelled = _spelled_out(text)
-        self._strict = compiled(spelled)
-        self.names = tuple(dict.fromkeys(_name(group) for group in self._strict.groupindex))
-        self._groups = [group for group in _groups(spelled) if not (group.optional and _is_short(spelled, group))]
+        self._alike = alike
+        self._spelled = _spelled_out(text)
+        strict = compiled(self._spelled)
+        self._strict = LineSearch(strict, alike=alike)
+        self.names = tuple(dict.fromkeys(map(_name, strict.groupindex)))
+        self._groups = [g for g in _groups(self._spelled) if not (g.optional and _is_short(self._spelled, g))]
         self._may_miss = any(group.optional for group in self._groups)
-        self._whole = compiled(_spelled_out(text, at_start=_AT_START))
 
     @cached_property
-    def _loose(self) -> re.Pattern[str] | None:
+    def _whole(self) -> LineSearch:
+        """With each number as a whole."""
+        return LineSearch(compiled(_spelled_out(self.text, at_start=_AT_START)), alike=self._alike)
+
+    @cached_property
+    def _loose(self) -> LineSearch | None:
         """With its groups widened; None where that changes nothing. `check` compiles none: it reads no line."""
-        loose = _loosened(self._strict.pattern, self._groups)
-        return None if loose == self._strict.pattern else compiled(loose)
+        loose = _loosened(self._spelled, self._groups)
+        return None if loose == self._spelled else LineSearch(compiled(loose), alike=self._alike)
 
     def read(self, line: str) -> Printed | None:
         """The groups of a line; None for one that the pattern does not match.
@@ -153,13 +165,13 @@ class LinePattern:
         A group that is too narrow for the number that was printed (`[\\d.]+` for `nan`, or for `1.2e-4`) is widened.
         Where the widened group is no number, that is `odd`. Short groups in an optional part are as wide as possible.
         """
-        strict = self._strict.search(line)
+        strict = self._strict.find(line)
         found = _printed(strict) if strict is not None else None
-        if found is not None and found.odd is not None and (whole := self._whole.search(line)) is not None:
+        if found is not None and found.odd is not None and (whole := self._whole.find(line)) is not None:
             found = min(found, _printed(whole), key=lambda one: one.odd is not None)
         if found is not None and found.odd is None and (not self._may_miss or len(found.texts) == len(self.names)):
             return found
-        loose = self._loose.search(line) if self._loose is not None else None
+        loose = self._loose.find(line) if self._loose is not None else None
         if found is None or loose is None:
             return found if loose is None else _printed(loose)
         wide = _printed(loose)
@@ -172,14 +184,22 @@ class LinePattern:
         return Printed({**found.texts, **texts}, {**found.values, **more}, found.step, found.odd)
 
 
-@lru_cache(maxsize=64)
+_FOR_LINES_ALIKE: set[str] = set()
+
+
+def read_alike(texts: Iterable[str]) -> None:
+    """Have these patterns read lines by their shape."""
+    _FOR_LINES_ALIKE.update(texts)
+
+
+@lru_cache(maxsize=256)
 def line_pattern(text: str) -> LinePattern:
     """The compiled pattern for lines, cached.
 
     Raises:
         PatternError: when it cannot be compiled.
     """
-    return LinePattern(text)
+    return LinePattern(text, alike=text in _FOR_LINES_ALIKE)
 
 
 def narrow_groups(text: str) -> dict[str, str]:
@@ -280,22 +300,22 @@ def _groups(text: str) -> list[_Group]:
     ]
 
 
-def _matches_partly(match: re.Match[str], group: str) -> bool:
+def _matches_partly(match: Match, group: str) -> bool:
     """Whether a group matched only a part of the printed number. A character between two groups separates them."""
-    text, name = match[group], _name(group)
+    line, (first, last), name = match.line, match.spans[group], _name(group)
+    text = line[first:last]
     if not text or not (text[-1:].isdigit() or text[-1:] == "."):
         return False
-    first, last = match.span(group)
-    if match.string[max(0, first - 1) : first] in _APART and match.string[last : last + 1] in _APART:
+    if line[max(0, first - 1) : first] in _APART and line[last : last + 1] in _APART:
         return False  # as nearly every number stands; the rest takes much longer
-    others = [match.span(other) for other, found in match.groupdict().items() if found and other != group]
-    after = "" if any(begin == last + 1 for begin, _ in others) else match.string[last:][:8]
+    others = [span for other, span in match.spans.items() if span[0] < span[1] and other != group]
+    after = "" if any(begin == last + 1 for begin, _ in others) else line[last:][:8]
     if name == "ktoks_per_s" and after[:1] in ("k", "K"):
         return False  # the k is the unit of the name
-    apart = any(end == first - 1 for _, end in others) or group in _behind_cells(match.re.pattern)
-    before = "" if apart else match.string[max(0, first - 2) : first]
-    if after and name not in _COUNTS and re.fullmatch(r"[-+]?\d+", text) and _DECIMALS.match(match.string, last):
-        return group not in _before_commas(match.re.pattern)
+    apart = any(end == first - 1 for _, end in others) or group in _behind_cells(match.expression)
+    before = "" if apart else line[max(0, first - 2) : first]
+    if after and name not in _COUNTS and re.fullmatch(r"[-+]?\d+", text) and _DECIMALS.match(line, last):
+        return group not in _before_commas(match.expression)
     if after[:1] == "," and "." in text and not _DOTTED.fullmatch(text):
         after = ""  # behind a decimal point there are no thousands: the cell of a table has ended
     lost_sign = name != "step" and re.search(r"(?:^|[\s=:(\[])-$", before) is not None
@@ -315,14 +335,12 @@ def _behind_cells(pattern: str) -> frozenset[str]:
     return frozenset(name for name, text in before.items() if _PASSED_CELL.search(text))
 
 
-def _printed(match: re.Match[str]) -> Printed:
+def _printed(match: Match) -> Printed:
     texts: dict[str, str] = {}
     values: dict[str, float] = {}
     odd: tuple[str, str] | None = None
-    for group, text in match.groupdict().items():
-        if text is None:
-            continue
-        name = _name(group)
+    for group, (first, last) in match.spans.items():
+        name, text = _name(group), match.line[first:last]
         texts[name] = text
         cut = _matches_partly(match, group)
         thousands = name == "ktoks_per_s" and text[-1:] in ("k", "K")
@@ -330,8 +348,7 @@ def _printed(match: re.Match[str]) -> Printed:
         if value is not None:
             values[name] = value
         elif name != "row":
-            whole = match.string[match.start(group) : match.end(group) + 12] if cut else text
-            odd = odd or (name, whole)
+            odd = odd or (name, match.line[first : last + 12] if cut else text)
     step = values.pop("step", None)
     step = math.nan if step is None and "step" in texts else step
     return Printed(texts, values, step, odd)

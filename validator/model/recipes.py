@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 
 from validator.model.columns import says_nothing, series_name
 from validator.model.evaluation_lines import evaluation_instead
+from validator.model.line_search import MANY_SHAPES, without_digits
 from validator.model.loss_parts import parts_in
-from validator.model.pattern import LinePattern, Printed, line_pattern
+from validator.model.pattern import LinePattern, Printed, line_pattern, read_alike
 from validator.model.print_formats import KNOWN, LINE, Recipe
 from validator.model.print_words import BARS, GENERAL, RECORDS, TABLES
 
@@ -47,6 +49,8 @@ no other one fits."""
 BY_WORDS = frozenset(one.pattern for one in RECIPES[-len(GENERAL) :])
 """Patterns of those that go by words."""
 
+read_alike(one.pattern for one in RECIPES[-len((*BARS, *TABLES, *RECORDS, *GENERAL)) :])
+
 BY_EPOCHS = frozenset(one.name for one in RECIPES if one.by_epochs)
 """Names of those whose rows are epochs."""
 
@@ -68,16 +72,17 @@ class _Seen:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.rows = 0
-        self._pattern: LinePattern = line_pattern(recipe.pattern)
         self._by_words = recipe in GENERAL and not recipe.by_epochs
         self._steps: set[float] = set()
         self._changes, self._last = 0, math.nan
         self._begun = False
 
-    def take(self, text: str, lower: str) -> None:
+    @cached_property
+    def _pattern(self) -> LinePattern:
+        return line_pattern(self.recipe.pattern)
+
+    def take(self, text: str) -> None:
         """Count a line that has this format. A line without a step counts where one with the step alone came before."""
-        if not any(word in lower for word in self.recipe.words):
-            return
         printed = self._pattern.read(text)
         if printed is None or printed.odd is not None or evaluation_instead(printed, text) is not None:
             return
@@ -106,11 +111,18 @@ class _Seen:
 
 def _recognize(lines: list[tuple[int, str]], recipes: tuple[Recipe, ...], share: float) -> tuple[Recipe, int] | None:
     seen = [_Seen(recipe) for recipe in recipes]
+    words = [[without_digits(word) for word in recipe.words] for recipe in recipes]
+    with_words: dict[str, list[_Seen]] = {}  # by the line without its digits: most lines differ in these alone
     for _, text in lines:
-        lower = text.lower()
-        for one in seen:
-            one.take(text, lower)
-        if any(one.rows >= _ENOUGH for one in seen):
+        shape = without_digits(text.lower())
+        of_line = with_words.get(shape)
+        if of_line is None:
+            of_line = [one for one, own in zip(seen, words, strict=True) if any(word in shape for word in own)]
+            if len(with_words) < MANY_SHAPES:
+                with_words[shape] = of_line
+        for one in of_line:
+            one.take(text)
+        if any(one.rows >= _ENOUGH for one in of_line):
             break
     least = max(_FEWEST, share * max((one.rows for one in seen if one.counts), default=0))
     return next(((one.recipe, one.rows) for one in seen if one.counts and one.rows >= least), None)

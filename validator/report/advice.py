@@ -58,12 +58,6 @@ def next_step(report: ValidationReport, findings: Sequence[FindingView]) -> Next
     return _phase_step(unmet[0], report) if unmet else None
 
 
-def _rather_measured(found: Sequence[tuple[int, FindingView]]) -> tuple[int, FindingView]:
-    """The first finding; before other programs, which steps may have waited for, the data, if its wait was measured."""
-    measured = next((one for one in found if one[1].code == "loader-bound"), found[0])
-    return measured if found[0][1].code == "busy-host" else found[0]
-
-
 _OF_TRAINING = (
     *("diverging", "fused-unstable", "gate-collapse", "nan-loss", "nonfinite-values", "random-data-floor"),
     *("repeated-data", "zero-grad", "zero-loss", "dead-parameter"),
@@ -72,6 +66,14 @@ _OF_TRAINING = (
 
 _ENDS = ("crashed", "ended-early", "oom", "disk-full", "port-in-use", "nccl-error", "over-budget")
 """Findings that say why a run did not come to its end; whatever else was noticed did not end it."""
+
+
+def _rather_measured(found: Sequence[tuple[int, FindingView]]) -> tuple[int, FindingView]:
+    """The first finding; before other programs, which steps may have waited for, one that these do not cause."""
+    if found[0][1].code != "busy-host":
+        return found[0]
+    others = {*_OF_TRAINING, *_ENDS, "loader-bound"}
+    return next((one for one in found if one[1].code in others), found[0])
 
 
 def _may_explain(finding: FindingView, phase: PhaseReport) -> bool:

@@ -7,9 +7,11 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.validator.ingest.folders import outcome, spec
+from validator.diagnose import divergence
 from validator.diagnose.engine import diagnose_run
 from validator.ingest import collect_run
 from validator.model.record import RunRecord
@@ -88,3 +90,14 @@ def test_ranks_that_print_the_same_losses_are_named(tmp_path: Path, seed: int, s
     result = collect_run(given, run_dir=tmp_path, outcome=outcome())
     codes = {one.code: one.severity for one in diagnose_run(RunRecord(given, outcome(), result))}
     assert codes.get("repeated-data") == ("info" if seen else None)
+
+
+@pytest.mark.parametrize("width", [divergence._WIDE_LEVEL + 1, divergence._WIDE_LEVEL + 2, 700])
+def test_medians_of_wide_windows_are_those_of_narrow_ones(width: int) -> None:
+    values = np.random.default_rng(width).normal(size=1500).round(1)
+    values[[3, 800]] = math.inf, -math.inf
+    expected = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+    assert np.array_equal(divergence._running_medians(values, width), expected)
+    values[900] = math.nan
+    found = divergence._running_medians(values, width)
+    assert np.array_equal(np.isnan(found), [np.isnan(values[at : at + width]).any() for at in range(len(found))])

@@ -203,8 +203,8 @@ def test_neither_other_programs_nor_a_rate_explain_that_memory_grows() -> None:
     assert step.value.startswith("Look for what grows with every step")
 
 
-@pytest.mark.parametrize("other", ["loader-bound", "host-bound"])
-def test_a_wait_that_was_measured_comes_before_other_programs(other: str) -> None:
+@pytest.mark.parametrize(("other", "first"), [("loader-bound", True), ("diverging", True), ("host-bound", False)])
+def test_what_other_programs_do_not_cause_comes_before_them(other: str, first: bool) -> None:
     """The trainer printed that its loader stalled, and the next step was to end other programs."""
     criteria = (pieces.verdict("baseline.sustained_rate", "the run does not lastingly become slower", "INCONCLUSIVE"),)
     found = tuple(
@@ -215,7 +215,7 @@ def test_a_wait_that_was_measured_comes_before_other_programs(other: str) -> Non
     changed = {"decision": "INCONCLUSIVE", "exit_code": 3, "phases": (phase,), "findings": found}
     step = build_page(samples.go().model_copy(update=changed)).next_step
     assert step is not None
-    assert step.name == (other if other == "loader-bound" else "busy-host")
+    assert step.name == (other if first else "busy-host")
 
 
 @pytest.mark.parametrize(
