@@ -9,6 +9,7 @@ import numpy as np
 
 from validator.ingest import logs
 from validator.ingest.clock import ARRIVALS_FILE
+from validator.ingest.log_files import LogFiles
 from validator.ingest.read_log import ReadLog
 from validator.ingest.readers import FoundFiles, find_files
 from validator.ingest.readers.read import read_files
@@ -23,7 +24,7 @@ from validator.stats.clock import Claim, Clock, is_running_mean
 from validator.stats.spacing import covered_steps
 
 
-def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
+def read_named(state: ResultBuilder, found: LogFiles) -> None:
     """What the readers that the runbook names find, one after the other: files first, then what was printed."""
     files = {one.reader.name: one for one in find_files(state.out, state.metrics)}
     for reader in state.metrics.readers:
@@ -45,7 +46,7 @@ def read_named(state: ResultBuilder, found: logs.LogFiles) -> None:
             _note_no_file(state, own)
 
 
-def printed_table(state: ResultBuilder, found: logs.LogFiles, pattern: str) -> StepTable | None:
+def printed_table(state: ResultBuilder, found: LogFiles, pattern: str) -> StepTable | None:
     """What a pattern finds in what rank 0 printed, or in the text log that the runbook names."""
     how = {"longest": state.texts is not None, "known": pattern != state.metrics.stdout}
     arrivals = state.evidence.arrivals
@@ -64,7 +65,7 @@ def printed_table(state: ResultBuilder, found: logs.LogFiles, pattern: str) -> S
     return table
 
 
-def _same_losses(state: ResultBuilder, found: logs.LogFiles, pattern: str, table: StepTable | None) -> int:
+def _same_losses(state: ResultBuilder, found: LogFiles, pattern: str, table: StepTable | None) -> int:
     """Rows in which rank 1 prints the losses that rank 0 does, to the last digit; 0 unless these are all."""
     other, own = found.rank_out.get(1), None if table is None else table.columns.get("loss")
     if other is None or own is None:
@@ -75,7 +76,7 @@ def _same_losses(state: ResultBuilder, found: logs.LogFiles, pattern: str, table
     return len(own[0]) if same and len(np.unique(own[1])) > 1 else 0
 
 
-def with_text_log(state: ResultBuilder, found: logs.LogFiles) -> logs.LogFiles:
+def with_text_log(state: ResultBuilder, found: LogFiles) -> LogFiles:
     """The logs with the parts of the text log that the runbook names; that there is none, or several, is noted."""
     glob = state.metrics.log_below
     if glob is None:
@@ -97,7 +98,7 @@ def with_text_log(state: ResultBuilder, found: logs.LogFiles) -> logs.LogFiles:
     return replace(found, logged=tuple(state.out / part for part in log.parts))
 
 
-def read_known_files(state: ResultBuilder, found: logs.LogFiles) -> None:
+def read_known_files(state: ResultBuilder, found: LogFiles) -> None:
     """The files of a logger in a folder that nothing was declared of; nothing where there is none, or of several."""
     alone = state.texts if state.texts == found.launcher and state.texts and len(state.texts) == 1 else ()
     file = alone[0].name if alone and not alone[0].is_dir() else None
@@ -133,7 +134,7 @@ def _note_no_file(state: ResultBuilder, found: FoundFiles) -> None:
     state.read_log.note("missing-file", f"{text}; {fix}", state.out / glob)
 
 
-def _read_two_streams(state: ResultBuilder, found: logs.LogFiles, *, optional: bool) -> list[StepTable]:
+def _read_two_streams(state: ResultBuilder, found: LogFiles, *, optional: bool) -> list[StepTable]:
     """The Trainer's bar and dictionaries; what is missing is no flaw where a file holds the same."""
     texts = found.logged or (found.printed if state.texts is None else state.texts[:2])
     arrivals = state.evidence.arrivals

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from validator.files import is_file, reading_below, stat_file
-from validator.ingest import logs
 from validator.ingest.accounts import scan
 from validator.ingest.counters import read_counters
+from validator.ingest.log_files import LogFiles, find_logs, tail, texts_of
+from validator.ingest.log_hits import find_texts, read_errors, waiting_in
+from validator.ingest.logs import last_groups
 from validator.ingest.named import with_text_log
 from validator.ingest.nodes import read_nodes, slowest_group
 from validator.ingest.other_programs import log_folders, read_other_programs
@@ -69,7 +71,7 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
         if outcome.rc is not None:
             state.add_scalar("outcome.rc", float(outcome.rc))
         state.add_scalar("outcome.duration_s", outcome.duration_s)
-    found = logs.find_logs(out)
+    found = find_logs(out)
     if spec.groups:
         state.evidence.nodes = read_nodes(out)
     nodes = state.evidence.nodes
@@ -82,10 +84,10 @@ def _collect_run(spec: RunSpec, *, run_dir: Path, outcome: Outcome | None, read:
     if read is not None:
         read(spec, state, found.main)
     if spec.stdout_groups is not None and found.main is not None:
-        state.scalars |= logs.last_groups(found.main, spec.stdout_groups, state.read_log)
+        state.scalars |= last_groups(found.main, spec.stdout_groups, state.read_log)
     if spec.log_contains:
         files = tuple(f for f in (found.main, found.rank_err.get(0)) if f is not None)
-        state.evidence.log_contains = logs.find_texts(files, spec.log_contains, state.read_log)
+        state.evidence.log_contains = find_texts(files, spec.log_contains, state.read_log)
     if spec.trains and not state.effective:
         names, logs_read = given_numbers(spec.argv).keys(), (*found.printed, *found.logged[:1])
         state.evidence.stated = stated_settings(logs_read, names, state.evidence.places, state.read_log)
@@ -118,14 +120,14 @@ def collect_dir(path: Path, *, metrics: TrainerMetrics | None = None) -> Result:
 
 
 def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None) -> Result:
-    found = logs.find_logs(path) if path.is_dir() else logs.LogFiles({}, {}, {}, (path,))
+    found = find_logs(path) if path.is_dir() else LogFiles({}, {}, {}, (path,))
     state = ResultBuilder(
         run=printable(path.resolve().name) or "run",
         out=folder,
         read_log=ReadLog(folder),
         metrics=metrics or (BUNDLED_METRICS if path.is_dir() else TrainerMetrics()),
         lenient=metrics is None,
-        texts=logs.texts_of(path, found) if path.is_dir() else (path,),
+        texts=texts_of(path, found) if path.is_dir() else (path,),
     )
     found = with_text_log(state, found) if path.is_dir() else found
     read_training(state, found)
@@ -135,13 +137,13 @@ def _collect_dir(path: Path, folder: Path, *, metrics: TrainerMetrics | None) ->
     return _result(state, found)
 
 
-def _read_trouble(state: ResultBuilder, found: logs.LogFiles) -> None:
+def _read_trouble(state: ResultBuilder, found: LogFiles) -> None:
     state.evidence.log_hits = scan(found.all, state.read_log)
-    state.evidence.waiting_in = logs.waiting_in(state.out, state.read_log)
-    state.evidence.errors = logs.read_errors(found, state.read_log)
+    state.evidence.waiting_in = waiting_in(state.out, state.read_log)
+    state.evidence.errors = read_errors(found, state.read_log)
 
 
-def _decisive_log(found: logs.LogFiles, state: ResultBuilder) -> Path | None:
+def _decisive_log(found: LogFiles, state: ResultBuilder) -> Path | None:
     """The log whose end says most: of a failed run, what the rank that failed first wrote to stderr, on the node that
     failed."""
     outcome, errors = state.outcome, state.evidence.errors
@@ -149,7 +151,7 @@ def _decisive_log(found: logs.LogFiles, state: ResultBuilder) -> Path | None:
     if outcome is not None and not outcome.ok:
         bad = next(iter(failed(state.evidence.nodes)), None)
         if bad is not None and bad.rank:
-            there = logs.find_logs(state.out / "nodes" / bad.node)
+            there = find_logs(state.out / "nodes" / bad.node)
             candidates += [*there.rank_err.values(), *(p for p in there.launcher if p.name == "stderr.log"), *there.all]
         rank = errors[0].rank if errors else 0
         candidates += [found.rank_err.get(rank), *found.rank_err.values()]
@@ -164,7 +166,7 @@ def _decisive_log(found: logs.LogFiles, state: ResultBuilder) -> Path | None:
     return found.main
 
 
-def _result(state: ResultBuilder, found: logs.LogFiles) -> Result:
+def _result(state: ResultBuilder, found: LogFiles) -> Result:
     """The finished value."""
     log = _decisive_log(found, state)
     return Result(
@@ -177,7 +179,7 @@ def _result(state: ResultBuilder, found: logs.LogFiles) -> Result:
         environment=state.env,
         irregularities=tuple(state.read_log.irregularities),
         sources=tuple(state.read_log.sources.values()),
-        log_tail=logs.tail(log) if log else (),
+        log_tail=tail(log) if log else (),
         log_path=state.read_log.name(log) if log else None,
         evidence=state.evidence,
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from validator.ingest.logs import log_lines
+from validator.ingest.log_files import log_lines
 from validator.ingest.read_log import ReadLog, printable
 from validator.model.result import PrintedPlaces, StatedSetting
 

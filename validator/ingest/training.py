@@ -13,6 +13,7 @@ from validator.ingest.at_steps import Asked, asked_of, cut_behind
 from validator.ingest.clock import ARRIVALS_FILE, jumps_in_rows, longest_s, read_arrivals
 from validator.ingest.heartbeat import Heartbeat, find_heartbeats, read_loader
 from validator.ingest.instruments import read_instruments
+from validator.ingest.log_files import LogFiles
 from validator.ingest.named import (
     printed_table,
     read_known_files,
@@ -49,7 +50,7 @@ _OF_VALIDATION = frozenset(OF_VALIDATION)
 _NO_LOG = (*_BY_STEP, "fallback_counters.csv")
 
 
-def read_training(state: ResultBuilder, found: logs.LogFiles) -> None:
+def read_training(state: ResultBuilder, found: LogFiles) -> None:
     """All that a trainer writes, then what follows from it."""
     _read_arrivals(state)
     _read_env(state)
@@ -138,7 +139,7 @@ def _other_table(state: ResultBuilder) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def _read_stdout(state: ResultBuilder, found: logs.LogFiles) -> None:
+def _read_stdout(state: ResultBuilder, found: LogFiles) -> None:
     if state.metrics.stdout is None:
         if state.lenient and not state.series:
             _read_known_format(state)
@@ -200,7 +201,7 @@ def _read_inferred(state: ResultBuilder, *, above: int = 0) -> bool:
     return False
 
 
-def _read_evaluations(state: ResultBuilder, found: logs.LogFiles) -> None:
+def _read_evaluations(state: ResultBuilder, found: LogFiles) -> None:
     """The loss of a validation that the log alone names, beside steps of a table or of heartbeats."""
     loss = state.series.get("loss")
     printed = found.main if state.texts is None else next(iter(state.texts), None)

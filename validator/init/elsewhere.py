@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from validator.files import Tree
-from validator.ingest.logs import find_logs, log_lines
+from validator.ingest.log_files import find_logs, log_lines
 from validator.init.reading import TEXT_SUFFIXES, grown_files
 from validator.system import processes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from validator.ingest.logs import find_logs, log_lines
+from validator.ingest.log_files import find_logs, log_lines
 from validator.ingest.read_log import ReadLog
 from validator.ingest.stated import stated_settings
 from validator.init.reading import TrialReading, logs_of

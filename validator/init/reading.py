@@ -16,7 +16,8 @@ from validator.documents import parse_json
 from validator.files import Tree, reading_below
 from validator.ingest import collect_run
 from validator.ingest.clock import ARRIVALS_FILE
-from validator.ingest.logs import find_logs, inferred, log_lines, recognized
+from validator.ingest.log_files import find_logs, log_lines
+from validator.ingest.logs import inferred, recognized
 from validator.ingest.readers.rows import as_number, leaves
 from validator.ingest.table import names_in
 from validator.ingest.text_logs import find_text_log, of_lowest_ranks, whole_name

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from validator.errors import ExitCode, UserError
-from validator.ingest.logs import find_logs, log_lines, tail
+from validator.ingest.log_files import find_logs, log_lines, tail
 from validator.init.command import TrainerCommand, nproc_key, trainer_keys, understand
 from validator.init.elsewhere import logs_elsewhere
 from validator.init.launch import CommandLaunch, visible_gpus

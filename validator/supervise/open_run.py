@@ -24,8 +24,9 @@ from validator.runs.folder import RunFolder
 from validator.runs.journal import Event
 from validator.runs.replay import started_runs
 from validator.secrets.masking import Mask, known_secrets
-from validator.supervise.follow import RunFollower, Tail
+from validator.supervise.follow import RunFollower
 from validator.supervise.launch import STEP_FILE
+from validator.supervise.tail import Tail
 from validator.supervise.watchdog import Pace
 from validator.system.processes import TOKEN_VARIABLE, cmdline, environ
 from validator.text import MISSING, clean, format_duration, format_quantity

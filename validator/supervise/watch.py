@@ -15,7 +15,8 @@ from pathlib import Path
 
 from validator.errors import ExitCode, FolderError
 from validator.files import Tree, is_file
-from validator.ingest.logs import log_lines, recognized
+from validator.ingest.log_files import log_lines
+from validator.ingest.logs import recognized
 from validator.model.catalogue import PACES
 from validator.model.print_formats import Recipe
 from validator.model.runbook import BUNDLED_METRICS, TrainerMetrics, Watchdog

@@ -16,8 +16,9 @@ from validator.model.plan import RunSpec
 from validator.model.runbook import TrainerMetrics
 from validator.service.index import RunIndex
 from validator.service.live import LiveRuns
-from validator.supervise.follow import RunFollower, Tail
+from validator.supervise.follow import RunFollower
 from validator.supervise.open_run import LOG_LINES, OpenRun
+from validator.supervise.tail import Tail
 from validator.supervise.watchdog import Pace
 
 MARKER = "0123456789abcdef"

@@ -11,7 +11,8 @@ import pytest
 
 from validator.model.runbook import TrainerMetrics
 from validator.supervise.capture import take_in
-from validator.supervise.follow import RunFollower, Tail
+from validator.supervise.follow import RunFollower
+from validator.supervise.tail import Tail
 
 FILES = TrainerMetrics(csv="training.csv", heartbeat="heartbeat_rank{rank}.jsonl")
 
