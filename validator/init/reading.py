@@ -34,7 +34,8 @@ _PRINT_READERS = ("nanogpt", "torchtitan", "megatron", "deepspeed", "llm.c", "hf
 _FILE_READERS = ("lightning", "jsonl", "tensorboard", "wandb-offline", "mlflow-local")
 """Names that `trainer.metrics.reader` takes, in the order in which they are preferred."""
 
-_CORE = ("loss", "step_time_s", "toks_per_s", "samples_per_s")
+_PACE = ("step_time_s", "toks_per_s", "samples_per_s")
+_CORE = ("loss", "mean_reward", *_PACE)
 _MAX_FILES = 20_000
 _RECORD_SUFFIXES, _MAX_FIRST, _FIRST_RECORDS = (".jsonl", ".ndjson", ".json"), 1 << 16, 3
 _MAX_LINE = 500
@@ -81,7 +82,7 @@ class TrialReading:
     def has_pace(self) -> bool:
         """Whether the trainer reports the time of a step or a rate; a reader's trainer may leave it to validator."""
         own = {name for name, one in self.series.items() if "reader" in self.metrics or not _by_arrival(one)}
-        return not own.isdisjoint(_CORE[1:])
+        return not own.isdisjoint(_PACE)
 
     @property
     def complete(self) -> bool:

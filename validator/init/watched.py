@@ -58,6 +58,9 @@ _LOOK_S = 0.25
 _STEPS = 1000
 """Steps that the trainer is asked for where the command says none; it is ended long before."""
 
+_ALL = 10**9
+"""Steps of a trainer that no setting asks for a number of them: all that it does are read."""
+
 _LOOKS = 3
 """Looks that see a further step: the time between them is that of the steps, by validator's own clock."""
 
@@ -401,7 +404,7 @@ def _runbook(phase: Mapping[str, Any], **more: Any) -> Runbook:
 
 def _trial(command: TrainerCommand, *, run_dir: Path) -> RunSpec:
     """The run that is watched, planned as a phase of the runbook would be, with the length of the command."""
-    steps = (command.length.count if command.length is not None else None) or _STEPS
+    steps = _ALL if command.length is None else command.length.count or _STEPS
     silent = {"interval": f"{_LOOK_S}s", "first_step": "1d", "stall": "1d", "halt": False}
     runbook = _runbook(
         {"id": "watched", "kind": "train", "steps": steps, "warmup_steps": 0},

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
-CLOCK = r"\d+(?: days?, |:)\d{1,2}(?::\d\d){0,2}(?:\.\d+)?"  # 4:03 | 1:02:03.5 | 2 days, 1:02:03
+# 1h2m | 1h 2m 3s | 1m23.5s | 3s455ms | 455ms
+_IN_UNITS = r"\d+[dD] ?\d+h|\d+h ?\d+m(?: ?\d+s)?|\d+m ?\d+(?:\.\d+)?s|\d+s\d+ms|\d+ms(?![a-zA-Z])"
+CLOCK = rf"\d+(?: days?, |:)\d{{1,2}}(?::\d\d){{0,2}}(?:\.\d+)?|{_IN_UNITS}"  # 4:03 | 1:02:03.5 | 2 days, 1:02:03
+_UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _ZONE = r"(?:Z|[-+]\d\d:?\d\d(?![\d:]))"  # Z | +02:00 | -0530
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = rf"(?:(?i:{'|'.join(_MONTHS)})[a-z]{{0,6}})"
@@ -42,6 +45,8 @@ def seconds_of(text: str) -> float | None:
     """A duration or a time of the day in seconds, a date with a time in Unix seconds (UTC where no zone is given); None
     for anything else. In `03/04/2026` the month comes first, in `04-03-2026` and `04.03.2026` the day, unless the month
     is above 12."""
+    if re.fullmatch(_IN_UNITS, text):
+        return sum(float(count) * _UNITS_S[unit.lower()] for count, unit in re.findall(r"([\d.]+)(ms|[dDhms])", text))
     if re.fullmatch(CLOCK, text) or re.fullmatch(_TIME, text):
         text = text.replace(",", ".") if "day" not in text else text
         days, _, rest = text.rpartition(" days, " if " days, " in text else " day, ")

@@ -357,6 +357,25 @@ KNOWN: tuple[Recipe, ...] = (
         r"|\bend of epoch .*?\| valid loss +{val_loss} \|",
     ),
     Recipe("llama2.c", ("mfu",), r"^{step} \| loss {loss} \| lr {lr} \| {own_step_time_ms}ms" + _OF_NANOGPT),
+    Recipe(
+        "pytorch-cifar",
+        ("| tot: ",),
+        r"^ *\[=*>?\.*\] +Step: \S+ \| Tot: {elapsed_s} \| Loss: {loss}(?: \||\x08).*?[\x08 ]"
+        r"{step}/(?={steps_total}){steps_per_epoch} *$",
+        "the loss is a mean since the epoch's start; `Tot` runs since then",
+    ),
+    Recipe(
+        "CleanRL",
+        ("episodic_return=",),
+        r"^global_step={step}, episodic_return=\[?{mean_reward}",
+        "the return of each episode, at the step of the environment where it ended",
+    ),
+    Recipe(
+        "pytorch-a2c-ppo-acktr",
+        ("num timesteps", "training episodes"),
+        r"^Updates {step}, num timesteps \d+, FPS|^ *Last \d+ training episodes: mean/median reward {mean_reward}/",
+        "`FPS` is a mean since the start and is not used",
+    ),
     Recipe("gpt-2-simple", ("avg=",), r"^\[{step} \| {elapsed_s}\] loss={loss}"),
     Recipe(
         "Levanter",

@@ -82,11 +82,20 @@ _MEAN_REWARD = (
 )
 """What episodes reach on average, by which an agent is judged."""
 
+_REWARD = r"(?:rewards?|returns?|scores?)\b"
+_ANY_REWARD = (
+    rf"(?:(?=.*?\b(?:mean|avg\.?|average|running|moving)[ _-](?:\w{{1,12}}[ _]){{0,2}}{_REWARD}{_IS}{{mean_reward}})"
+    r"|(?=.*?(?<!best[ _])(?<!max[ _])(?<!min[ _])(?<!highest[ _])"
+    rf"(?<![a-z])(?:(?:total|episode|ep|last|cumulative|train(?:ing)?)[ _])?{_REWARD}{_IS}{{mean_reward}}))"
+)
+"""The mean of several episodes, or else what one of them reached."""
+
 _LR = rf"(?<![a-z_])(?:lr|learning[ _]rate)\b{_IS}{{lr}}"
 
 _VAL_LOSS = (
     rf"{_NAME}(?<!best )(?<!min )(?<!smoothed )(?:(?:avg|average|mean)[ _])?"
-    rf"(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss\b{_IS}{{val_loss}}(?![\d.,]*\s?%)"
+    r"(?:(?:val(?:id(?:ation)?)?|eval(?:uation)?|dev|test)[ _/]loss|loss_(?:val(?:id(?:ation)?)?|dev|test))\b"
+    rf"{_IS}{{val_loss}}(?![\d.,]*\s?%)"
 )
 
 
@@ -331,7 +340,7 @@ TABLES: tuple[Recipe, ...] = (
         "table with names",
         (MARK,),
         rf"^{MARK} step={{step}}(?= )(?=(?: epoch={{epoch}})?){_COLUMNS}",
-        "rows of numbers below a line of names",
+        "rows of numbers below a line of names, or boxes of names and numbers",
     ),
     Recipe("table of epochs", (MARK,), rf"^{MARK} epoch={{step}}(?= ){_COLUMNS}", "a row an epoch", by_epochs=True),
 )
@@ -379,7 +388,7 @@ GENERAL: tuple[Recipe, ...] = (
         r"\W*(?:train\W+)?epoch\W*{step}\b(?!\.\d)(?!.*\bbatch)"
         + ".*?"
         + "".join(rf"(?<!{word}[ _])" for word in ("val", "valid", "validation", "eval", "evaluation", "test", "dev"))
-        + r"(?:\b|(?<=train_)|(?<=avg_)|(?<=average_)|(?<=mean_))loss\W+{loss}"
+        + r"(?:\b|(?<=train_)|(?<=avg_)|(?<=average_)|(?<=mean_))loss(?:_tr(?:ain(?:ing)?)?)?\W+{loss}"
         + _optional(_VAL_LOSS, needs="(?:val|dev|test)")
         + _optional(_LR, needs="(?:lr|learning)"),
         "a row an epoch",
@@ -407,5 +416,13 @@ GENERAL: tuple[Recipe, ...] = (
         ("epoch",),
         rf"(?i)^(?!.*?\d%){_NO_EVALUATION}{{row}}{DATED}.{{0,60}}?(?<![\w/.-])epoch\b{_IS}\d+\.\d+(?![\w.%]).*?{_LOSS}",
         "the epoch alone is printed, as a fraction: lines are counted",
+    ),
+    Recipe(
+        "episodes of an agent",
+        ("episode", "ep ", "ep:", "ep="),
+        rf"(?i)^(?!.*?\d%\|){_NO_EVALUATION}{DATED}"
+        rf"(?=.{{0,100}}?{_NAME}(?:train(?:ing)?[ _])?ep(?:isodes?)?\b[\"']?\s{{0,4}}[:=#\[(]?\s{{0,4}}{{step}}"
+        rf"(?: ?/ ?\d+\b)?{_STEP_END}){_ANY_REWARD}" + _optional(_LOSS, needs="loss"),
+        "a row an episode, or of several; the agent is judged by its return",
     ),
 )

@@ -211,3 +211,32 @@ def test_beside_a_bar_without_a_loss_lines_that_name_one_count(tmp_path: Path) -
         lines += [f"{100 * k // 6:3d}%|##        | {k}/6 [00:00<00:01,  8.11it/s]" for k in range(7)]
         lines += [f"Loss:  {loss(i):.4f}"]
     assert last_of(tmp_path, lines)["loss"] == (40, pytest.approx(loss(40), abs=1e-4))
+
+
+def test_the_bar_of_pytorch_cifar_counts_batches_and_its_step_is_a_time(tmp_path: Path) -> None:
+    """`Step: 455ms` was no number of a step, and the rate of the widely copied bar was not read."""
+
+    def bar(i: int, of: int, value: float) -> str:
+        total = f"{i // 4}s{250 * (i % 4)}ms" if i >= 4 else f"{250 * i}ms"
+        return (
+            f" [{'=' * (i - 1)}>{'.' * (of - i)}]  Step: 3s455ms | Tot: {total} | Loss: {value:.3f} | Acc: 9.4% (1/9)"
+            + "\b" * 40
+            + f" {i}/{of} "
+        )
+
+    lines = []
+    for epoch in range(3):
+        lines += ["", f"Epoch: {epoch}", "\r".join(bar(i, 25, loss(25 * epoch + i)) for i in range(1, 26))]
+        lines += ["\r".join(bar(i, 5, 9.0) for i in range(1, 6)), "Saving.."]
+    found = last_of(tmp_path, lines)
+    assert found["loss"] == (75, pytest.approx(loss(75), abs=1e-3))
+    assert found["step_time_s"][1] == pytest.approx(0.25)
+
+
+def test_losses_named_before_what_they_are_of(tmp_path: Path) -> None:
+    lines = [
+        f"Epoch: {i + 1:04d} loss_train: {loss(i):.4f} acc_train: 0.2 loss_val: {loss(i) + 1:.4f} time: 0.2s"
+        for i in range(40)
+    ]
+    found = last_of(tmp_path, lines)
+    assert found == {"loss": (40, loss(39)), "val_loss": (40, loss(39) + 1)}

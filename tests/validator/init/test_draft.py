@@ -17,9 +17,9 @@ from validator.init.command import TrainerCommand
 from validator.init.draft import draft, lengths_of, yaml_text
 from validator.init.launch import CommandLaunch
 from validator.init.length import printed_total, total_of_epochs
-from validator.init.reading import TrialReading
+from validator.init.reading import TrialReading, readings
 from validator.init.settings import with_placeholders
-from validator.init.watched import WatchedCommand, _TrialWatch
+from validator.init.watched import WatchedCommand, _trial, _TrialWatch
 from validator.init.work import last_run, with_more_rows, with_soak, with_tokens_line
 from validator.kinds.registry import load, loads
 from validator.model.expression import open_reference
@@ -77,6 +77,24 @@ def test_it_passes_check_and_waits_for_its_bounds(found: TrialReading | None, gp
     assert loaded.runbook.defaults.nproc == gpus
     assert loaded.runbook.defaults.env == {"A": "1:2"}
     assert [phase.id for phase in loaded.runbook.phases] == ["baseline", "soak"]
+
+
+@pytest.mark.parametrize(
+    ("line", "series"),
+    [("step {i} loss {value}", "loss"), ("global_step={i}, episodic_return=[{value}]", "mean_reward")],
+)
+def test_all_is_read_of_a_trainer_that_no_setting_asks_for_steps(tmp_path: Path, line: str, series: str) -> None:
+    """What a quick one did beyond 1,000 steps was left out, and no phase might have more."""
+    spec = _trial(watched("train.py", None).command, run_dir=tmp_path)
+    log = tmp_path / spec.out / "logs/stdout.log"
+    log.parent.mkdir(parents=True)
+    rows = (line.format(i=i, value=2 + 1000 / (i + 1000)) for i in range(20, 20_001, 20))
+    log.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    best = readings(spec, run_dir=tmp_path)[0]
+    assert (best.last_step, best.rows) == (20_000, 1000)
+    assert set(best.series) == {series}
+    text = draft(watched("train.py", best), name="made", base=tmp_path)
+    assert ("no_loss: true" in text) == (series != "loss")
 
 
 @pytest.mark.parametrize("text", [".", "..", "../a", ".5", "-.5", "1_0", "0x1f", "0o17", "1:20", "2020-01-01", "no"])
