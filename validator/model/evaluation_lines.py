@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from validator.model.pattern import NUMBER, Printed, parse_number
+from validator.model.pattern import NUMBER, PLACE, Printed, parse_number
 
 _WORDS = re.compile(r"val|eval|dev|test|held|hold|unseen|验证|测试", re.IGNORECASE)
 """A line without one of these holds no validation."""
@@ -118,7 +118,8 @@ def evaluation_in(line: str) -> Evaluation | None:
 def evaluation_instead(printed: Printed | None, line: str) -> Evaluation | None:
     """The evaluation that a line is about, where a pattern for steps did not read the line, or took it for a step."""
     shown = {} if printed is None else printed.values
-    if shown and ("val_loss" in shown or "loss" not in shown or _TRAINING.search(line)):
+    measured = not PLACE.issuperset(shown)
+    if (measured and ("val_loss" in shown or "loss" not in shown)) or (shown and _TRAINING.search(line)):
         return None
     found = evaluation_in(line)
     same = found is not None and repr(shown.get("loss", found.loss)) == repr(found.loss)  # NaN is not equal to itself

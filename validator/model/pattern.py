@@ -354,6 +354,15 @@ def _printed(match: Match) -> Printed:
     return Printed(texts, values, step, odd)
 
 
+PLACE = frozenset({"epoch", "steps_per_epoch", "steps_total", "timestamp", "elapsed_s"})
+"""Where a line stands, and nothing that a step is measured by."""
+
+
+def _counts_an_evaluation(printed: Printed) -> bool:
+    """Whether the line of a step says the loss of a validation and nothing else: `Epoch 1 | Iter 0 | Eval Loss 0.15`."""
+    return printed.step is not None and "val_loss" in printed.values and printed.values.keys() <= {*PLACE, "val_loss"}
+
+
 class StepCounter:
     """The step of each line, where lines count from 1 in each epoch, or where not every line prints it.
 
@@ -375,6 +384,7 @@ class StepCounter:
         self._length: float | None = None
         self._stride = 1.0
         self._rows = 0
+        self._evaluates = False
 
     def begin_again(self) -> None:
         """Count lines without a step from 1 again."""
@@ -382,7 +392,7 @@ class StepCounter:
 
     def step(self, printed: Printed) -> float | None:
         """Optimizer steps done by this line, NaN where it prints none that can be read; None where the line belongs to
-        another progress bar, or to no step yet."""
+        another progress bar, counts the batches of an evaluation, or belongs to no step yet."""
         if "row" in printed.texts:
             self._rows += 1
             self._last = float(self._rows)
@@ -397,6 +407,10 @@ class StepCounter:
         if math.isnan(step):
             return step
         epoch, length = printed.values.get("epoch"), printed.values.get("steps_per_epoch")
+        if _counts_an_evaluation(printed) and self._last is not None and (self._evaluates or step < self._last):
+            self._evaluates = True
+            return None
+        self._evaluates = False
         later = None not in (epoch, self._epoch) and math.floor(epoch or 0) > math.floor(self._epoch or 0)
         # Of each epoch the same step alone may have a line.
         again = later and length is not None and step == self._last

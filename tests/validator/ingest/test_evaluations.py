@@ -169,3 +169,22 @@ def test_beside_a_table_of_steps_the_log_is_looked_at_for_them(tmp_path: Path, f
     assert found.steps.tolist() == list(evaluated)
     assert np.array_equal(found.values, losses, equal_nan=True)
     assert found.source.path == "logs/stdout.log"
+
+
+@pytest.mark.parametrize("batches", [5, 400])
+@pytest.mark.parametrize(
+    "given", [None, "Epoch {epoch} \\| Iter {step} \\| (?:Train Loss {loss}|Eval Loss {val_loss})"]
+)
+def test_batches_of_an_evaluation_that_count_from_0_are_no_steps(
+    tmp_path: Path, batches: int, given: str | None
+) -> None:
+    """A healthy trainer under torchrun was vetoed as two runs in one log: its step fell from 1080 to 0."""
+    lines = []
+    for epoch in (1, 2, 3):
+        lines += [f"[RANK0] Epoch {epoch} | Iter {i} | Train Loss {4 - epoch - i / 300:.4f}" for i in range(0, 200, 10)]
+        lines += [f"[RANK0] Epoch {epoch} | Iter {i} | Eval Loss {3.5 - epoch:.4f}" for i in range(0, 10 * batches, 10)]
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+    result = collect_dir(log, metrics=None if given is None else TrainerMetrics(stdout=given))
+    assert result.series["loss"].steps.tolist() == list(range(0, 600, 10))
+    assert not result.irregularities
