@@ -359,7 +359,7 @@ PLACE = frozenset({"epoch", "steps_per_epoch", "steps_total", "timestamp", "elap
 
 
 def _counts_an_evaluation(printed: Printed) -> bool:
-    """Whether the line of a step says the loss of a validation and nothing else: `Epoch 1 | Iter 0 | Eval Loss 0.15`."""
+    """Whether the line of a step says a validation's loss and nothing else: `Epoch 1 | Iter 0 | Eval Loss 0.15`."""
     return printed.step is not None and "val_loss" in printed.values and printed.values.keys() <= {*PLACE, "val_loss"}
 
 

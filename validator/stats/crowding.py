@@ -18,6 +18,9 @@ _OTHER_CORES = 0.25
 _OWN_CORES = 0.2
 """Cores below which what the run and the validator use, itself some 0.1, is no work that waits for other programs."""
 
+_FAIR = 0.5
+"""Of what one program gets of a crowded CPU, the share from which a run is taken to want more."""
+
 _SHARED = 2.0
 """Times as fast a run may be, for the same time of the CPU, whose caches and clocks nobody shares."""
 
@@ -63,15 +66,26 @@ class Others(NamedTuple):
 def others_held(series: Mapping[str, Series], *, within: Stretch, cores: float | None) -> Others | None:
     """What other programs used in a stretch; None where they do not explain that all of it is slow.
 
-    They do where they crowd most samples there. A run that hardly computes on the CPU does not wait for it.
+    They do where they crowd most samples there. A run that hardly computes on the CPU does not wait for it, unless so
+    many programs want it that little is all that one of them gets.
     """
     own = [one for one in _samples(series) if within[0] <= one.step <= within[1]]
     if not _crowd(own, least_others_pct(cores)):
         return None
     used_pct = _mean_pct(one.busy - one.others for one in own)
-    if used_pct < 100 * _OWN_CORES / (cores or 1.0):
+    if used_pct < min(100 * _OWN_CORES / (cores or 1.0), _FAIR * _share_of_one_pct(series, within, cores)):
         return None
     return Others(_mean_pct(one.others for one in own), gain=_SHARED * 100 / used_pct)
+
+
+def _share_of_one_pct(series: Mapping[str, Series], within: Stretch, cores: float | None) -> float:
+    """Per cent of all cores that one program gets where more want to compute than there are cores; else infinite."""
+    load = series.get("telemetry.load_1m")
+    if load is None or cores is None:
+        return math.inf
+    wanted = load.values[(load.steps >= within[0]) & (load.steps <= within[1])]
+    mean = float(wanted.mean()) if wanted.size else 0.0
+    return 100 / mean if mean > cores else math.inf
 
 
 class _Sample(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 from validator.judge.deciding import side_of
 from validator.model.record import RunRecord
 from validator.model.result import ScalarValue
+from validator.stats.crowding import others_held
 from validator.stats.measure import measure
 
 from .samples import ar1, judge_all, judge_one, outcome, result, run_record, runbook, series, validation, verdict
@@ -385,6 +386,16 @@ def test_a_bound_of_pace_that_is_missed_beside_other_programs_is_open(
     assert ("Other programs used 40 % of the machine's CPU in most of baseline/r1" in found.message) is (
         status == "INCONCLUSIVE"
     )
+
+
+@pytest.mark.parametrize(("load", "used", "explain"), [(20, 8, True), (20, 2, False), (3, 8, False), (None, 8, False)])
+def test_little_of_the_cpu_is_what_one_of_many_programs_gets(load: float | None, used: float, explain: bool) -> None:
+    """A healthy trainer was NO-GO on two cores that twenty programs wanted: it got 8 %, as if it hardly computed."""
+    found = dict(_beside(100.0 - used, 100)[0].result.series)
+    if load is not None:
+        found["telemetry.load_1m"] = series("telemetry.load_1m", [load] * 300, unit="")
+    held = others_held(found, within=(-math.inf, math.inf), cores=2)
+    assert (held is not None) is explain
 
 
 @pytest.mark.parametrize(("least", "status"), [(330, "INCONCLUSIVE"), (350, "FAIL"), (1e12, "FAIL")])
