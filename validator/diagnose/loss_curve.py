@@ -27,6 +27,13 @@ _FROZEN_CHANCE = 1e-9
 _SAME_EVALUATIONS, _EQUAL_BY_CHANCE = 4, 1e-3
 """Equal evaluations that no chance makes, and the chance of as many below which they are looked at."""
 
+_LONGER = 3
+"""Times as many evaluations are equal at the end as ever before, where some were."""
+
+_NEVER_MOVED, _VARYING_ROWS, _FINE = 8, 20, 1e-3
+"""Evaluations that are all equal, beside as many different losses of the training, and the share of the value that the
+last digit is at most: a coarse print shows no change of weights that have just begun to learn."""
+
 _RECENT_ROWS = 30
 _ALIKE = 0.5
 """Share of equal neighbors before, beyond which equal losses at the end show nothing."""
@@ -182,12 +189,22 @@ def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
     """A loss of the validation that varied and is then the same to the last digit: the weights do not move.
 
     A veto from four equal evaluations on, a warning for three. A validation that settles changes by ever fewer steps of
-    its print before.
+    its print before. One that never varied beside a loss of the training that does is a warning from eight evaluations
+    on, and a veto from twenty.
     """
     if not run.training:
         return
     for series in run.validations:
         equal = _equal_evaluations(series)
+        if equal is None and _never_moved(run, series):
+            said = f"{series.name} is {series.values[-1]:.10g} in all of {len(series.values)} evaluations"
+            yield Diagnosis(
+                f"{said}, while the loss of the training varies: the weights do not move, or it is not measured.",
+                severity="veto" if len(series.values) >= _VARYING_ROWS else "warning",
+                because=[evidence(said, series.source.path)],
+                next_step=_WEIGHTS,
+            )
+            return
         if equal is None:
             continue
         count, since = equal
@@ -196,10 +213,24 @@ def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
             f"{said}, from step {since} on, and varied before: the weights no longer move, or it is not measured.",
             severity="veto" if count >= _SAME_EVALUATIONS else "warning",
             because=[evidence(said, series.source.path, f"step {since}")],
-            next_step="Look at whether the optimizer still steps there (learning rate, loss scale, frozen parameters, "
-            "an exception that is caught), and whether the evaluation uses the weights that are trained.",
+            next_step=_WEIGHTS,
         )
         return
+
+
+_WEIGHTS = (
+    "Look at whether the optimizer steps there (learning rate, loss scale, frozen parameters, an exception that is "
+    "caught), and whether the evaluation uses the weights that are trained."
+)
+
+
+def _never_moved(run: RunFacts, validation: Series) -> bool:
+    """Whether all evaluations are equal to the last digit, beside losses of the training that are not."""
+    loss, values = run.series("loss"), validation.values
+    if loss is None or loss is validation or len(values) < _NEVER_MOVED or values[0] == 0 or np.unique(values).size > 1:
+        return False
+    fine = print_step(values[:1]) <= _FINE * abs(values[0])
+    return fine and np.unique(loss.values[np.isfinite(loss.values)]).size >= _VARYING_ROWS
 
 
 def _equal_evaluations(validation: Series) -> tuple[int, int] | None:
@@ -207,10 +238,13 @@ def _equal_evaluations(validation: Series) -> tuple[int, int] | None:
     finite = np.isfinite(validation.values)
     values, steps = validation.values[finite], validation.steps[finite]
     changed = np.flatnonzero(np.diff(values)) + 1
-    if not changed.size or len(changed) < changed[-1]:
-        return None  # some evaluations before were the same, too
+    if not changed.size:
+        return None
     last = int(changed[-1])
     repeats = len(values) - last - 1
+    alike, longest = 1 - len(changed) / last, int(np.diff(changed, prepend=0).max())
+    if alike > 0 and (repeats <= _LONGER * longest or alike**repeats > _EQUAL_BY_CHANCE):
+        return None  # some evaluations before were the same, too
     if repeats < 2 or _chance_of_equals(values[: last + 1], repeats) > _EQUAL_BY_CHANCE:
         return None
     return repeats + 1, int(steps[last])

@@ -63,6 +63,10 @@ class _ByHeart:
         return self.stays and self.soon
 
 
+_LONG_PERIOD = 8
+"""Different losses in a period that comes twice by no chance."""
+
+
 @rule("repeated-data", "veto", of="run")
 def repeated_data(run: RunFacts) -> Iterator[Diagnosis]:
     """The losses repeat with a period: digit for digit nothing is learned from data that come again, else few data,
@@ -237,7 +241,11 @@ def _cycle(values: Floats) -> int | None:
 
 
 def _exact_period(values: Floats) -> int | None:
-    """Rows after which the second half of the losses repeats digit for digit; None where no two periods fit."""
+    """Rows after which the second half of the losses, or two long periods at their end, repeat digit for digit; None
+    where no two periods fit."""
+    for p in range(_LONG_PERIOD, len(values) // 2 + 1):
+        if (values[-p:] == values[-2 * p : -p]).all() and len(np.unique(values[-p:])) >= _LONG_PERIOD:
+            return p
     tail = values[len(values) // 2 :]
     if len(np.unique(tail)) < 3:
         return None

@@ -241,7 +241,9 @@ def _settings(watched: WatchedCommand) -> Iterator[str]:
     yield "    why: Whether the trainer obeys its settings, which it does not report, by what other values change."
     losses = None if watched.reading is None else watched.reading.series.get("loss")
     rows = SHORT_ROWS if losses is None else rows_needed(losses.values.tolist(), SHORT_ROWS, MOST_ROWS)
-    steps, step_s = rows * stride, watched.step_s or 0.0
+    # Of 60 steps that are logged at 0, 10, …, 50 the last nine are not known; of 61 all are.
+    behind = stride > 1 and watched.reading is not None and watched.reading.first_step == 0
+    steps, step_s = rows * stride + behind, watched.step_s or 0.0
     done = (watched.reading.last_step or 0) if watched.reading is not None else 0
     run_s = max(0.0, watched.seconds - done * step_s) + steps * step_s
     yield f"    steps: {steps}    # {runs} runs, about {_duration(runs * run_s)} with their starts"

@@ -114,6 +114,11 @@ class TrialReading:
         return max((len(one.steps) for one in self.series.values()), default=0)
 
     @property
+    def first_step(self) -> int | None:
+        """The first step that is known."""
+        return min((int(one.steps[0]) for one in self.series.values() if len(one.steps)), default=None)
+
+    @property
     def last_step(self) -> int | None:
         """The last step that is known."""
         return max((int(one.steps[-1]) for one in self.series.values() if len(one.steps)), default=None)
@@ -243,10 +248,12 @@ def _how(guess: str) -> str:
 
 
 def _in_text_logs(out: Path, elsewhere: Iterable[Path]) -> Iterator[_Candidate]:
-    """The same for each text file that grew, the longest first."""
+    """The same for each text file that grew, the longest first, those of a validation by their names last."""
     full = {f"{FED_LOGS}/{path.name}": str(path) for path in elsewhere}
     grown = {path: size for path, (size, _) in grown_files(out).items() if Path(path).suffix in TEXT_SUFFIXES and size}
-    own = of_lowest_ranks(sorted({whole_name(path) for path in grown} & grown.keys(), key=lambda path: -grown[path]))
+    whole = {whole_name(path) for path in grown} & grown.keys()
+    last = {path: _OF_EVALUATION.search(Path(path).stem) is not None for path in whole}
+    own = of_lowest_ranks(sorted(whole, key=lambda path: (last[path], -grown[path])))
     for path in own[:_MAX_TEXTS]:
         log = _VARIES.sub("*", full.get(path, path))
         with reading_below(out):

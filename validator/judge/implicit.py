@@ -270,6 +270,13 @@ def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...],
             f"--set {run.spec.phase}.steps={done:.0f} where a runbook has them."
         )
         return Found("INCONCLUSIVE", message, done, wanted, evidence)
+    if done + ahead <= wanted and by_itself and any("{row}" in pattern for pattern in run.spec.metrics.patterns):
+        message = (
+            f"The log has {done:g} lines, each counted as a step, and the trainer ended by itself with exit code 0. "
+            f"Where one is several of {wanted} steps, ask for as many as there are lines: --steps {done:g}, "
+            f"or --set {run.spec.phase}.steps={done:.0f} where a runbook has them."
+        )
+        return Found("INCONCLUSIVE", message, done, wanted, evidence)
     if done + ahead <= wanted:
         return Found("FAIL", f"{done:g} of {wanted} steps were done.", done, wanted, evidence)
     reported = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -30,6 +30,7 @@ from validator.model.runbook import TrainingPhase
 from validator.model.verdict import Needed, Status
 from validator.stats.estimate import NORMAL_975, Estimate, combine, exact
 from validator.stats.measure import NotMeasured
+from validator.stats.window import SteadyWindow
 
 Source = PhaseData | StoredPhase
 """A phase of this validation, or of the last GO."""
@@ -156,10 +157,18 @@ def terms_of(asked: Question, binding: Binding) -> Terms:
         repeats=min((len(data[phase].arms.get(arm, ())) for phase, (arm, _) in binding.items()), default=1),
         assumed_cv=max(assumed, default=0.0),
         level=asked.level,
-        windows=tuple(window for phase, one, arm in behind for window in phase.windows(one, arm=arm)),
+        windows=tuple(_windows(behind)),
         needs=partial(_needs, asked, binding),
         at_end=partial(_at_end, asked, binding),
     )
+
+
+def _windows(behind: Sequence[tuple[Source, Resolved, str]]) -> Iterator[SteadyWindow]:
+    """The windows of all runs, and where several phases are compared, whose each is."""
+    several = len({one.phase_id for _, one, _ in behind}) > 1
+    for phase, one, arm in behind:
+        for window in phase.windows(one, arm=arm):
+            yield replace(window, note=f"in {one.phase_id}, {window.note}") if several and window.note else window
 
 
 def _needs(asked: Question, binding: Binding) -> tuple[Needed, str | None] | None:

@@ -203,6 +203,14 @@ COUNTS_BY_ONE = ("epoch", "epochs", "batch", "batch_idx", "n", "i", "idx")
 """Columns that hold the step of a table which has no other, if each row has one more than the row before."""
 
 
+_OF_EPISODE = re.compile(r"(?i)rewards?|returns?|episod|(?<![a-z])ep_?(?:len|rew|ret)")
+
+
+def of_episode(name: str) -> bool:
+    """Whether a column is about episodes of an agent, of which several may end at one step."""
+    return _OF_EPISODE.search(name) is not None
+
+
 def plain_key(raw: str) -> str:
     """A key as the tables above have it."""
     return raw.strip().lower().replace("-", "_").replace(" ", "_")

@@ -72,7 +72,7 @@ def _rather_measured(found: Sequence[tuple[int, FindingView]]) -> tuple[int, Fin
     """The first finding; before other programs, which steps may have waited for, one that these do not cause."""
     if found[0][1].code != "busy-host":
         return found[0]
-    others = {*_OF_TRAINING, *_ENDS, "loader-bound"}
+    others = {*_OF_TRAINING, *_ENDS, "loader-bound", "memory-growth"}
     return next((one for one in found if one[1].code in others), found[0])
 
 

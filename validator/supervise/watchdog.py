@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from validator.files import Tree
+from validator.model.logged_names import of_episode
 from validator.model.runbook import Watchdog
 from validator.stats.means import FEW_LOSSES, ROUNDED_NORM, fell, says_nsa
 from validator.supervise.follow import Record
@@ -120,7 +121,7 @@ class AnomalyRules:
             return None
         # A row with another column of the same step, such as the loss of a validation, is no repetition.
         step, columns = self._row.get(record.source, (None, frozenset()))
-        same = step == record.step and columns >= record.values.keys()
+        same = step == record.step and columns >= record.values.keys() and not _of_episodes(record)
         self._row[record.source] = (
             record.step,
             columns.union(record.values) if step == record.step else frozenset(record.values),
@@ -312,3 +313,8 @@ def judge_silence(pace: Pace, limits: Watchdog, activity: Activity, *, now: floa
     if activity.busy and silence <= limit * BUSY_PATIENCE:
         return Silence("slow", f"{text}, but {activity.describe()}")
     return Silence("stalled", f"{text}; {activity.describe()}")
+
+
+def _of_episodes(record: Record) -> bool:
+    """Whether a row says what episodes reached, of which several may end at one step."""
+    return bool(record.values) and all(map(of_episode, record.values))

@@ -76,6 +76,46 @@ def test_updates_that_are_skipped_in_words_are_counted(tmp_path: Path, line: str
     assert found(tmp_path, lines).get("zero-grad") == ("warning" if seen and every == 3 else None)
 
 
+def evaluated(validation: Sequence[float], folder: Path) -> str | None:
+    rng = random.Random(1)
+    lines = (
+        f"step {10 * i} loss {4 - i / 100 + rng.gauss(0, 0.05):.4f} val_loss {value:.4f}"
+        for i, value in enumerate(validation)
+    )
+    return found(folder, lines).get("zero-grad")
+
+
+def test_an_equal_pair_before_does_not_hide_that_evaluations_stay_the_same(tmp_path: Path) -> None:
+    """167 evaluations were the same to the last digit, without a word, since two neighbors among 33 were before."""
+    moving = [2.0378 - 0.0013 * i**1.5 for i in range(33)]
+    assert evaluated([*moving[:17], moving[16], *moving[17:], *[1.5861] * 60], tmp_path) == "veto"
+    coarse = [round(2 - i / 40, 1) for i in range(40)]
+    assert evaluated([*coarse, *[coarse[-1]] * 5], tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "severity"),
+    [(5.7391, 50, "veto"), (5.7391, 10, "warning"), (5.7391, 5, None), (5.7, 50, None), (0.0, 50, None)],
+)
+def test_evaluations_that_never_move_are_named(value: float, count: int, severity: str | None, tmp_path: Path) -> None:
+    """Without optimizer.step() 51 evaluations were 5.739, and the advice was to run for longer."""
+    rng = random.Random(2)
+    lines = []
+    for i in range(60):
+        lines.append(f"step {10 * i} loss {5.73 + rng.gauss(0, 0.05):.4f}")
+        lines += [f"step {10 * i} val loss {value:.4f}"] if i < count else []
+    assert found(tmp_path, lines).get("zero-grad", None) in ({severity} if severity else {None, "info"})
+
+
+@pytest.mark.parametrize(("rows", "seen"), [(62, True), (47, False)])
+def test_two_epochs_that_repeat_digit_for_digit_are_named(rows: int, seen: bool, tmp_path: Path) -> None:
+    """With a learning rate of 0 from the second epoch on, 46 equal rows of 62 were not enough."""
+    rng = random.Random(3)
+    epoch = [3 + rng.gauss(0, 0.2) for _ in range(16)]
+    values = [6 - i / 6 + rng.gauss(0, 0.1) for i in range(16)] + 4 * epoch
+    assert ("repeated-data" in found(tmp_path, losses(values[:rows]))) is seen
+
+
 @pytest.mark.parametrize(("seed", "seen"), [(0, True), (1, False)])
 def test_ranks_that_print_the_same_losses_are_named(tmp_path: Path, seed: int, seen: bool) -> None:
     def printed(rank_seed: int) -> str:

@@ -97,6 +97,31 @@ def test_all_is_read_of_a_trainer_that_no_setting_asks_for_steps(tmp_path: Path,
     assert ("no_loss: true" in text) == (series != "loss")
 
 
+@pytest.mark.parametrize(("first", "steps"), [(0, 61), (10, 60)])
+def test_short_trials_end_behind_a_row(tmp_path: Path, first: int, steps: int) -> None:
+    """Of 60 steps that are logged at 0, 10, …, 50 too many were not known, and nothing could be GO."""
+    spec = _trial(watched("train.py --lr 0.1", None).command, run_dir=tmp_path)
+    log = tmp_path / spec.out / "logs/stdout.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"step {i} loss {2 + 50 / (i + 50):.4f}\n" for i in range(first, 600, 10)), encoding="utf-8")
+    best = readings(spec, run_dir=tmp_path)[0]
+    book = loads(draft(watched("train.py --lr 0.1", best), name="made", base=tmp_path))
+    (trial,) = (phase for phase in book.phases if phase.kind == "settings")
+    assert trial.steps == steps
+
+
+def test_the_log_of_a_validation_is_not_the_training(tmp_path: Path) -> None:
+    """Of train.log and valid.log, of the same columns, the longer one was read."""
+    spec = _trial(watched("train.py", None).command, run_dir=tmp_path)
+    out = tmp_path / spec.out
+    (out / "logs").mkdir(parents=True)
+    (out / "logs/stdout.log").write_text("[ Epoch 0 ]\n", encoding="utf-8")
+    for name, value in (("train.log", 2.0), ("valid.log", 11.0)):
+        rows = "".join(f"{i},{value + 1 / (i + 1):.5f},7.1,0.33\n" for i in range(30))
+        (out / name).write_text(f"epoch,loss,ppl,accuracy\n{rows}", encoding="utf-8")
+    assert readings(spec, run_dir=tmp_path)[0].metrics["log"] == "train.log"
+
+
 @pytest.mark.parametrize("text", [".", "..", "../a", ".5", "-.5", "1_0", "0x1f", "0o17", "1:20", "2020-01-01", "no"])
 def test_a_text_stays_a_text(text: str) -> None:
     assert yaml.safe_load(yaml_text(text)) == text

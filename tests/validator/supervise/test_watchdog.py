@@ -50,6 +50,15 @@ def test_rows_that_repeat_a_step_are_frozen() -> None:
     assert anomaly.code == "frozen_rows"
 
 
+def test_episodes_that_end_at_one_step_are_not_frozen() -> None:
+    """Four environments of one length wrote four returns at each step, and a healthy agent was halted."""
+    rules = AnomalyRules(Watchdog())
+    rows = [Record("csv", 0, 200 * i, {"charts_episodic_return": 9.0}, row=True) for i in range(20) for _ in range(8)]
+    assert not any(map(rules.judge, rows))
+    rows = [Record("csv", 0, 9000, {"charts_episodic_return": 9.0, "loss": 1.0}, row=True) for _ in range(8)]
+    assert any(map(rules.judge, rows))
+
+
 def test_ranks_that_share_a_log_repeat_each_step() -> None:
     rules = AnomalyRules(Watchdog(), printing=8)
     steps = [Record("stdout", 0, step, {"loss": 1.0}, row=True) for step in (1, 2, 3) for _ in range(8)]
