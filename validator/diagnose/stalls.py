@@ -36,6 +36,9 @@ _LOST_DECLARED, _GROWN, _FEW_PAUSES = 0.05, 1.5, 6
 """Share of the time that pauses that are declared take at least to be named for their growth, times as long as the
 first that the last ones take then, and how many it takes to see that."""
 
+_MOST_OF_TIME = 0.5
+"""Share of the time from which pauses that are meant are named as well."""
+
 _MIN_STALL_S = 0.02
 """Seconds that a pause without a period, or one that came a few times only, must take."""
 
@@ -127,14 +130,17 @@ def _stall_diagnosis(
         return None
     declared = _is_declared(run, at, range(least, largest + 1))
     growth = _growth(stalls.extra_s)
-    if declared and (growth < _GROWN or stalls.lost < _LOST_DECLARED):
+    grows = growth >= _GROWN and stalls.lost >= _LOST_DECLARED
+    if declared and not grows and stalls.lost < _MOST_OF_TIME:
         return None
     about = "about " if stalls.slack or least != largest else ""
     rhythm = f"{about}every {period} steps" if period is not None else f"{len(at)} times without a period"
     longest, gap = _longest(stalls, at)
     meant = _reason_if_meant(run, at, period, reach=reach)
-    if declared:
+    if declared and grows:
         meant = f" They are declared, and grow: the last ones take {growth:.2g} times as long as the first."
+    elif declared:
+        meant = " They are declared, or those of a validation, and take more of the time than the training."
     minimum = _LOST_WARNING if period is not None else 1.5 * _LOST_WARNING
     loud = declared or gap >= minimum or (stalls.lost >= minimum and not meant)
     unit, more = _timed_unit(run, path), f"{float(np.median(stalls.extra_s)):.3g} s more"

@@ -47,6 +47,22 @@ def test_a_pause_that_step_times_leave_out_is_seen_by_the_heartbeats_clock(tmp_p
     assert "periodic-stall" not in of_run(folder, steps=N, pause_every=25)
 
 
+@pytest.mark.parametrize(("pause_s", "named"), [(1.0, False), (400.0, True)])
+def test_pauses_that_are_meant_and_take_most_of_the_time_are_named(tmp_path: Path, pause_s: float, named: bool) -> None:
+    """Pauses of 10 s at the end of each epoch took 75 % of the time, without a word, for a validation is there."""
+    folder = healthy(tmp_path / "r", rates=[4096 / one for one in times()], losses=[4 + 2 / (i + 1) for i in range(N)])
+    for path in folder.glob("heartbeat_rank*.jsonl"):
+        beats = [json.loads(line) for line in path.read_text().splitlines()]
+        late = [{**one, "ts": one["ts"] + pause_s * (one["step"] // 25)} for one in beats]
+        path.write_text("".join(json.dumps(one) + "\n" for one in late))
+    finding = of_run(folder, steps=N, pause_every=25).get("periodic-stall")
+    assert (finding is not None) is named
+    assert finding is None or (finding.severity, "more of the time than the training" in finding.message) == (
+        "warning",
+        True,
+    )
+
+
 def test_a_record_that_is_late_and_made_up_for_is_no_stall(tmp_path: Path) -> None:
     folder = healthy(tmp_path / "r", rates=[4096 / one for one in times()], losses=[4 + 2 / (i + 1) for i in range(N)])
     for path in folder.glob("heartbeat_rank*.jsonl"):
