@@ -319,8 +319,12 @@ def _more_steps(phase: PhaseReport, report: ValidationReport) -> tuple[tuple[str
     """The steps, or repeats, that would decide it, and the other phases that they are of.
 
     Where they are not known, twice as many: as many as before would be too few again. Repeats where the trainer does
-    no more steps. A phase with a criterion on its number of steps keeps that number.
+    no more steps. A phase with a criterion on its number of steps keeps that number. As many as the trainer did, where
+    it came to its own end before those that were asked for, and nothing says that it does more.
     """
+    own = next((item for item in phase.criteria if item.id == f"{phase.id}.steps"), None)
+    if own is not None and isinstance(own.observed, float) and f"--set {phase.id}.steps=" in own.message:
+        return (), {f"{phase.id}.steps": round(own.observed)}
     most = report.runbook.max_steps
     if most is not None and _wanted_steps(phase) > most:
         return (), {f"{phase.id}.repeats": max(MIN_REPEATS, 2 * len(phase.runs))}

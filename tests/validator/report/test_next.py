@@ -258,6 +258,18 @@ def test_a_phase_that_counts_its_own_steps_leaves_those_of_another_to_be_named()
     assert command.endswith("--only baseline --only warm-base --set baseline.steps=300 --set warm-base.steps=800")
 
 
+def test_a_trainer_that_came_to_its_own_end_is_asked_for_what_it_did() -> None:
+    """The text named `--set baseline.steps=50`, and the command repeated what had been run."""
+    report = too_short("interval")
+    (phase,) = report.phases
+    said = "The trainer ended by itself with exit code 0 after 50 steps: --steps 50, or --set baseline.steps=50 where …"
+    ended = pieces.verdict(
+        "baseline.steps", "every run does all its steps", "INCONCLUSIVE", message=said, observed=50.0
+    )
+    report = report.model_copy(update={"phases": (phase.model_copy(update={"criteria": (ended, *phase.criteria)}),)})
+    assert next_command(report, Path("reports/x")).endswith(" --only baseline --set baseline.steps=50")
+
+
 def test_a_run_that_was_made_shorter_is_to_have_all_its_steps() -> None:
     report = too_short("rows", declared="loss.last <= 0.668")
     (phase,) = report.phases
