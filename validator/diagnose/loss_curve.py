@@ -27,8 +27,8 @@ _FROZEN_CHANCE = 1e-9
 _SAME_EVALUATIONS, _EQUAL_BY_CHANCE = 4, 1e-3
 """Equal evaluations that no chance makes, and the chance of as many below which they are looked at."""
 
-_LONGER = 3
-"""Times as many evaluations are equal at the end as ever before, where some were."""
+_LONGER, _FEW_ALIKE = 3, 0.2
+"""Times as many evaluations are equal at the end as ever before, and the share that may be equal to the one before."""
 
 _NEVER_MOVED, _VARYING_ROWS, _FINE = 8, 20, 1e-3
 """Evaluations that are all equal, beside as many different losses of the training, and the share of the value that the
@@ -190,7 +190,7 @@ def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
 
     A veto from four equal evaluations on, a warning for three. A validation that settles changes by ever fewer steps of
     its print before. One that never varied beside a loss of the training that does is a warning from eight evaluations
-    on, and a veto from twenty.
+    on, and a veto from twenty, if most rows of the training have none.
     """
     if not run.training:
         return
@@ -198,9 +198,11 @@ def frozen_validation(run: RunFacts) -> Iterator[Diagnosis]:
         equal = _equal_evaluations(series)
         if equal is None and _never_moved(run, series):
             said = f"{series.name} is {series.values[-1]:.10g} in all of {len(series.values)} evaluations"
+            loss = run.series("loss")  # a row may have the value of the last evaluation, of which there was one
+            apart = loss is not None and 2 * len(series.values) <= len(loss.values)
             yield Diagnosis(
                 f"{said}, while the loss of the training varies: the weights do not move, or it is not measured.",
-                severity="veto" if len(series.values) >= _VARYING_ROWS else "warning",
+                severity="veto" if apart and len(series.values) >= _VARYING_ROWS else "warning",
                 because=[evidence(said, series.source.path)],
                 next_step=_WEIGHTS,
             )
@@ -243,8 +245,8 @@ def _equal_evaluations(validation: Series) -> tuple[int, int] | None:
     last = int(changed[-1])
     repeats = len(values) - last - 1
     alike, longest = 1 - len(changed) / last, int(np.diff(changed, prepend=0).max())
-    if alike > 0 and (repeats <= _LONGER * longest or alike**repeats > _EQUAL_BY_CHANCE):
-        return None  # some evaluations before were the same, too
+    if alike > _FEW_ALIKE or (alike > 0 and (repeats <= _LONGER * longest or alike**repeats > _EQUAL_BY_CHANCE)):
+        return None  # many before were the same, too, as where each row has the one of the last evaluation
     if repeats < 2 or _chance_of_equals(values[: last + 1], repeats) > _EQUAL_BY_CHANCE:
         return None
     return repeats + 1, int(steps[last])

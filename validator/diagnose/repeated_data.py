@@ -243,16 +243,23 @@ def _cycle(values: Floats) -> int | None:
 def _exact_period(values: Floats) -> int | None:
     """Rows after which the second half of the losses, or two long periods at their end, repeat digit for digit; None
     where no two periods fit."""
-    for p in range(_LONG_PERIOD, len(values) // 2 + 1):
+    for p in _repeats_at_end(values, _LONG_PERIOD):
         if (values[-p:] == values[-2 * p : -p]).all() and len(np.unique(values[-p:])) >= _LONG_PERIOD:
             return p
     tail = values[len(values) // 2 :]
     if len(np.unique(tail)) < 3:
         return None
-    return next(
-        (p for p in range(2, len(tail) // 2 + 1) if (tail[p:] == tail[:-p]).all() and len(np.unique(tail[:p])) >= 3),
-        None,
-    )
+    periods = _repeats_at_end(tail, 2)
+    return next((p for p in periods if (tail[p:] == tail[:-p]).all() and len(np.unique(tail[:p])) >= 3), None)
+
+
+def _repeats_at_end(values: Floats, shortest: int) -> list[int]:
+    """Periods up to half of the values in which the last few of them come again: the only ones to compare as a whole,
+    which of a million rows would take a minute."""
+    periods = np.arange(shortest, len(values) // 2 + 1)
+    for place in range(len(values) - 1, max(len(values) - 1 - _LONG_PERIOD, len(values) // 2), -1):
+        periods = periods[values[place] == values[place - periods]]
+    return [int(period) for period in periods]
 
 
 def _period(values: Floats) -> int | None:

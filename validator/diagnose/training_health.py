@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validator.diagnose.divergence import around_zero, diverging, is_reward
+from validator.diagnose.loss_curve import frozen_validation
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import is_coarse
 from validator.model.result import Series
@@ -235,7 +236,7 @@ def level_loss(run: RunFacts) -> Iterator[Diagnosis]:
     losses = values.tolist()
     if fell(losses) or trend(losses) < -_LEVEL_TREND:
         return
-    of_the_same = (diverging, random_data_floor, zero_grad, steps_skipped, nothing_learned)
+    of_the_same = (diverging, random_data_floor, zero_grad, steps_skipped, nothing_learned, frozen_validation)
     if any(next(other.look(run), None) is not None for other in of_the_same):
         return  # they say why
     first, last = values[: len(values) // 3], values[-(len(values) // 3) :]

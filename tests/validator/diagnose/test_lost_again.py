@@ -94,17 +94,31 @@ def test_an_equal_pair_before_does_not_hide_that_evaluations_stay_the_same(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("value", "count", "severity"),
-    [(5.7391, 50, "veto"), (5.7391, 10, "warning"), (5.7391, 5, None), (5.7, 50, None), (0.0, 50, None)],
+    ("value", "count", "each", "severity"),
+    [
+        (5.7391, 50, 4, "veto"),
+        (5.7391, 50, 1, "warning"),  # each row may have the value of the only evaluation
+        (5.7391, 10, 4, "warning"),
+        (5.7391, 5, 4, None),
+        (5.7, 50, 4, None),
+        (0.0, 50, 4, None),
+    ],
 )
-def test_evaluations_that_never_move_are_named(value: float, count: int, severity: str | None, tmp_path: Path) -> None:
+def test_evaluations_that_never_move_are_named(
+    value: float, count: int, each: int, severity: str | None, tmp_path: Path
+) -> None:
     """Without optimizer.step() 51 evaluations were 5.739, and the advice was to run for longer."""
     rng = random.Random(2)
     lines = []
-    for i in range(60):
+    for i in range(60 * each):
         lines.append(f"step {10 * i} loss {5.73 + rng.gauss(0, 0.05):.4f}")
-        lines += [f"step {10 * i} val loss {value:.4f}"] if i < count else []
+        lines += [f"step {10 * i} val loss {value:.4f}"] if i % each == 0 and i < count * each else []
     assert found(tmp_path, lines).get("zero-grad", None) in ({severity} if severity else {None, "info"})
+
+
+def test_a_column_that_holds_the_last_evaluation_is_no_veto(tmp_path: Path) -> None:
+    assert evaluated([2 - (i // 10) / 30 for i in range(120)], tmp_path) is None
+    assert evaluated([1.9371] * 120, tmp_path) == "warning", "of one evaluation, or of many without a change"
 
 
 @pytest.mark.parametrize(("rows", "seen"), [(62, True), (47, False)])
