@@ -209,6 +209,7 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
         known = recognized(logs.printed)
         beside = recognized(logs.printed, in_words=True) if known is not None and not _has_loss(known[1]) else None
         guess = None if known is not None else next(filter(None, map(inferred, logs.printed)), None)
+    bar = known is not None and known[1].name in READERS["lightning"].recipes
     where = "what rank 0 prints" if logs.rank_out else "what it prints"
     for name in _PRINT_READERS:
         yield {"reader": [name]}, f"{where}, by the reader {name}", False, False
@@ -218,7 +219,7 @@ def _candidates(out: Path) -> Iterator[_Candidate]:
             yield {"csv": table} | ({"names": names} if names else {}), f"the table {table}", False, by_epochs
     for name in _FILE_READERS:
         # Event files that are not of one of its versions are another trainer's, who prints no bar of Lightning.
-        if name == "lightning" and known is None and events and not any("version_" in path for path in events):
+        if name == "lightning" and not bar and events and not any("version_" in path for path in events):
             continue
         yield {"reader": [name]}, f"the files that the reader {name} knows", False, False
     for path, recipe in filter(None, (beside, known)):

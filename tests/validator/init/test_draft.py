@@ -17,7 +17,7 @@ from validator.init.command import TrainerCommand
 from validator.init.draft import draft, lengths_of, yaml_text
 from validator.init.launch import CommandLaunch
 from validator.init.length import printed_total, total_of_epochs
-from validator.init.reading import TrialReading, readings
+from validator.init.reading import TrialReading, _candidates, readings
 from validator.init.settings import with_placeholders
 from validator.init.watched import WatchedCommand, _trial, _TrialWatch
 from validator.init.work import last_run, with_more_rows, with_soak, with_tokens_line
@@ -108,6 +108,24 @@ def test_short_trials_end_behind_a_row(tmp_path: Path, first: int, steps: int) -
     book = loads(draft(watched("train.py --lr 0.1", best), name="made", base=tmp_path))
     (trial,) = (phase for phase in book.phases if phase.kind == "settings")
     assert trial.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("printed", "events", "lightning"),
+    [
+        ("global_step=60, episodic_return=[15.]", "runs/ppo/events.out.tfevents.1.vm.0", False),
+        ("global_step=60, episodic_return=[15.]", "logs/version_0/events.out.tfevents.1.vm.0", True),
+        ("Epoch 0:  50%|##  | {i}/90 [00:01<00:01, 9.1it/s, loss=2.1]", "runs/ppo/events.out.tfevents.1.vm.0", True),
+    ],
+)
+def test_event_files_of_others_are_not_lightnings(tmp_path: Path, printed: str, events: str, lightning: bool) -> None:
+    """A healthy agent was vetoed for a bar of Lightning that it does not print, since its lines are known now."""
+    for path, text in (("logs/stdout.log", printed), (events, "events")):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(
+            "".join(text.replace("{i}", str(i)) + "\n" for i in range(1, 31)), encoding="utf-8"
+        )
+    assert ({"reader": ["lightning"]} in [metrics for metrics, *_ in _candidates(tmp_path)]) is lightning
 
 
 def test_the_log_of_a_validation_is_not_the_training(tmp_path: Path) -> None:
