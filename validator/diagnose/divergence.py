@@ -13,6 +13,7 @@ import numpy as np
 
 from validator.diagnose.repeated_data import learned_by_heart
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, evidence, rule
+from validator.model.logged_names import is_reward
 from validator.model.loss_parts import is_opposed
 from validator.model.result import Floats, Series
 from validator.stats.means import fell
@@ -55,11 +56,6 @@ _CLEAR_RISE, _ROW_NOISE = {3: 0.4, 4: _RISE_SHARE}, 4.0
 """Evaluations from the minimum on, fewer than `_FEW_EVALUATIONS`, and their rise as a share of it, and in units of the
 scatter of the training's rows: nothing shows their own."""
 
-_REWARD = re.compile(
-    r"(?:^|[_/])(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
-)
-"""What episodes reach on average; neither a reward of one sample nor one that a part of a loss has."""
-
 _AGENT = re.compile(r"(?i)polic[iy]|value_loss|explained_var|advantage|(?<![a-z])(?:critic|actor|q_?(?:loss|mean))")
 """Names beside the loss of an agent."""
 
@@ -68,11 +64,6 @@ _EXPLODED = 100.0
 _APART, _WIDE, _VANISHED = 5.0, 1000.0, 0.01
 """Times what it was at which a loss ends that another one works against, or that is of an agent; and the share of it at
 which the other one has vanished."""
-
-
-def is_reward(name: str) -> bool:
-    """Whether a column is what episodes reach on average."""
-    return _REWARD.search(name) is not None
 
 
 @rule("diverging", "veto", of="run")

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from validator.diagnose.divergence import around_zero, diverging, is_reward
+from validator.diagnose.divergence import around_zero, diverging
 from validator.diagnose.loss_curve import frozen_validation
 from validator.diagnose.rule import Diagnosis, RunFacts, Severity, as_number, evidence, hit_evidence, rule
 from validator.judge.config import is_coarse
+from validator.model.logged_names import is_reward
 from validator.model.result import Series
 from validator.model.runbook import Watchdog
 from validator.stats.means import ROUNDED_NORM, fell, print_step, says_nsa, trend

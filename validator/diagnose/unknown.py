@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from validator.diagnose.divergence import is_reward
 from validator.diagnose.rule import WORKLOAD, Diagnosis, RunFacts, ValidationFacts, evidence, rule
 from validator.diagnose.settings import stated_unclearly
 from validator.judge.config import obeyed_text, unreported
 from validator.judge.data import by_own_word
 from validator.model.arguments import is_seed, may_show_at_first, settings_in, stated_tokens
 from validator.model.catalogue import METRICS
+from validator.model.logged_names import is_reward
 from validator.model.loss_parts import is_opposed
 from validator.model.settings import flat_name
 from validator.stats.clock import FITS, OWN_WORD

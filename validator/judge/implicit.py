@@ -17,6 +17,7 @@ from validator.judge.config import Obeyed, differences, obeyed_settings, obeyed_
 from validator.judge.data import measured
 from validator.kinds.registry import Found, ImplicitCriterion, JudgedRun, Rule, Seen, arms_of, kind_of
 from validator.model.loss_parts import is_opposed
+from validator.model.recipes import BY_LINES
 from validator.model.record import PhaseRecord, RunRecord, ValidationRecord
 from validator.model.resolve import series_of
 from validator.model.result import Series
@@ -263,18 +264,16 @@ def _fewer(run: JudgedRun, done: float, wanted: int, evidence: tuple[Seen, ...],
     """Fewer steps are known than were requested. A log with a row every so many steps says no more of the last ones."""
     ahead = 1 if run.result is None else steps_to_next_row(run.result)
     by_itself = run.outcome is not None and run.outcome.ok and run.outcome.last.reason == "exited"
-    if done + ahead <= wanted and guess and by_itself:
-        message = (
-            f"The trainer ended by itself with exit code 0 after {done:g} steps. Nothing said how many it does, and "
-            f"validator had chosen {wanted}: if these are all of them, ask for no more: --steps {done:g}, or "
-            f"--set {run.spec.phase}.steps={done:.0f} where a runbook has them."
+    counted = not BY_LINES.isdisjoint(run.spec.metrics.patterns)
+    if done + ahead <= wanted and by_itself and (guess or counted):
+        why = (
+            f"Nothing said how many it does, and validator had chosen {wanted}: if these are all of them"
+            if guess
+            else f"Its format prints no step, so each line counts as one: if one is several of {wanted}"
         )
-        return Found("INCONCLUSIVE", message, done, wanted, evidence)
-    if done + ahead <= wanted and by_itself and any("{row}" in pattern for pattern in run.spec.metrics.patterns):
         message = (
-            f"The log has {done:g} lines, each counted as a step, and the trainer ended by itself with exit code 0. "
-            f"Where one is several of {wanted} steps, ask for as many as there are lines: --steps {done:g}, "
-            f"or --set {run.spec.phase}.steps={done:.0f} where a runbook has them."
+            f"The trainer ended by itself with exit code 0 after {done:g} steps. {why}, ask for no more: "
+            f"--steps {done:g}, or --set {run.spec.phase}.steps={done:.0f} where a runbook has them."
         )
         return Found("INCONCLUSIVE", message, done, wanted, evidence)
     if done + ahead <= wanted:

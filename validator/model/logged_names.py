@@ -203,7 +203,17 @@ COUNTS_BY_ONE = ("epoch", "epochs", "batch", "batch_idx", "n", "i", "idx")
 """Columns that hold the step of a table which has no other, if each row has one more than the row before."""
 
 
+_REWARD = re.compile(
+    r"(?:^|[_/])(?:ep(?:isode)?_?(?:rew(?:ard)?|return)|(?:mean|avg)_(?:rew(?:ard)?|return)|returns?)(?:_|$)"
+)
+"""What episodes reach on average; neither a reward of one sample nor one that a part of a loss has."""
+
 _OF_EPISODE = re.compile(r"(?i)rewards?|returns?|episod|(?<![a-z])ep_?(?:len|rew|ret)")
+
+
+def is_reward(name: str) -> bool:
+    """Whether a column is what episodes reach on average."""
+    return _REWARD.search(name) is not None
 
 
 def of_episode(name: str) -> bool:

@@ -51,6 +51,9 @@ BY_WORDS = frozenset(one.pattern for one in RECIPES[-len(GENERAL) :])
 
 read_alike(one.pattern for one in RECIPES[-len((*BARS, *TABLES, *RECORDS, *GENERAL)) :])
 
+BY_LINES = frozenset(one.pattern for one in RECIPES if "{row}" in one.pattern)
+"""Patterns of those that print no step, so that their lines are counted."""
+
 BY_EPOCHS = frozenset(one.name for one in RECIPES if one.by_epochs)
 """Names of those whose rows are epochs."""
 

@@ -17,9 +17,9 @@ from validator.init.command import TrainerCommand
 from validator.init.draft import draft, lengths_of, yaml_text
 from validator.init.launch import CommandLaunch
 from validator.init.length import printed_total, total_of_epochs
-from validator.init.reading import TrialReading, _candidates, readings
+from validator.init.reading import TrialReading
 from validator.init.settings import with_placeholders
-from validator.init.watched import WatchedCommand, _trial, _TrialWatch
+from validator.init.watched import WatchedCommand, _TrialWatch
 from validator.init.work import last_run, with_more_rows, with_soak, with_tokens_line
 from validator.kinds.registry import load, loads
 from validator.model.expression import open_reference
@@ -77,67 +77,6 @@ def test_it_passes_check_and_waits_for_its_bounds(found: TrialReading | None, gp
     assert loaded.runbook.defaults.nproc == gpus
     assert loaded.runbook.defaults.env == {"A": "1:2"}
     assert [phase.id for phase in loaded.runbook.phases] == ["baseline", "soak"]
-
-
-@pytest.mark.parametrize(
-    ("line", "series"),
-    [("step {i} loss {value}", "loss"), ("global_step={i}, episodic_return=[{value}]", "mean_reward")],
-)
-def test_all_is_read_of_a_trainer_that_no_setting_asks_for_steps(tmp_path: Path, line: str, series: str) -> None:
-    """What a quick one did beyond 1,000 steps was left out, and no phase might have more."""
-    spec = _trial(watched("train.py", None).command, run_dir=tmp_path)
-    log = tmp_path / spec.out / "logs/stdout.log"
-    log.parent.mkdir(parents=True)
-    rows = (line.format(i=i, value=2 + 1000 / (i + 1000)) for i in range(20, 20_001, 20))
-    log.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    best = readings(spec, run_dir=tmp_path)[0]
-    assert (best.last_step, best.rows) == (20_000, 1000)
-    assert set(best.series) == {series}
-    text = draft(watched("train.py", best), name="made", base=tmp_path)
-    assert ("no_loss: true" in text) == (series != "loss")
-
-
-@pytest.mark.parametrize(("first", "steps"), [(0, 61), (10, 60)])
-def test_short_trials_end_behind_a_row(tmp_path: Path, first: int, steps: int) -> None:
-    """Of 60 steps that are logged at 0, 10, …, 50 too many were not known, and nothing could be GO."""
-    spec = _trial(watched("train.py --lr 0.1", None).command, run_dir=tmp_path)
-    log = tmp_path / spec.out / "logs/stdout.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("".join(f"step {i} loss {2 + 50 / (i + 50):.4f}\n" for i in range(first, 600, 10)), encoding="utf-8")
-    best = readings(spec, run_dir=tmp_path)[0]
-    book = loads(draft(watched("train.py --lr 0.1", best), name="made", base=tmp_path))
-    (trial,) = (phase for phase in book.phases if phase.kind == "settings")
-    assert trial.steps == steps
-
-
-@pytest.mark.parametrize(
-    ("printed", "events", "lightning"),
-    [
-        ("global_step=60, episodic_return=[15.]", "runs/ppo/events.out.tfevents.1.vm.0", False),
-        ("global_step=60, episodic_return=[15.]", "logs/version_0/events.out.tfevents.1.vm.0", True),
-        ("Epoch 0:  50%|##  | {i}/90 [00:01<00:01, 9.1it/s, loss=2.1]", "runs/ppo/events.out.tfevents.1.vm.0", True),
-    ],
-)
-def test_event_files_of_others_are_not_lightnings(tmp_path: Path, printed: str, events: str, lightning: bool) -> None:
-    """A healthy agent was vetoed for a bar of Lightning that it does not print, since its lines are known now."""
-    for path, text in (("logs/stdout.log", printed), (events, "events")):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(
-            "".join(text.replace("{i}", str(i)) + "\n" for i in range(1, 31)), encoding="utf-8"
-        )
-    assert ({"reader": ["lightning"]} in [metrics for metrics, *_ in _candidates(tmp_path)]) is lightning
-
-
-def test_the_log_of_a_validation_is_not_the_training(tmp_path: Path) -> None:
-    """Of train.log and valid.log, of the same columns, the longer one was read."""
-    spec = _trial(watched("train.py", None).command, run_dir=tmp_path)
-    out = tmp_path / spec.out
-    (out / "logs").mkdir(parents=True)
-    (out / "logs/stdout.log").write_text("[ Epoch 0 ]\n", encoding="utf-8")
-    for name, value in (("train.log", 2.0), ("valid.log", 11.0)):
-        rows = "".join(f"{i},{value + 1 / (i + 1):.5f},7.1,0.33\n" for i in range(30))
-        (out / name).write_text(f"epoch,loss,ppl,accuracy\n{rows}", encoding="utf-8")
-    assert readings(spec, run_dir=tmp_path)[0].metrics["log"] == "train.log"
 
 
 @pytest.mark.parametrize("text", [".", "..", "../a", ".5", "-.5", "1_0", "0x1f", "0o17", "1:20", "2020-01-01", "no"])
